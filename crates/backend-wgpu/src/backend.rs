@@ -74,8 +74,8 @@ impl Backend for WgpuBackend {
         self.device_of(device)?.memory_info()
     }
 
-    /// Leases wgpu's queue. For copies of high priority, while it has work, another one that only copies of a Vulkan device of this backend,
-    /// unless a framework's buffer is adopted: a copy there that comes after work of wgpu's has its submitting thread wait for that.
+    /// Leases wgpu's queue. For copies of high priority, while it has work, another one that only copies, if the Vulkan device has one, and
+    /// no framework's buffer is adopted: a copy there that comes after work of wgpu's has its submitting thread wait for that.
     fn lease_queue(
         &self,
         device: DeviceId,
@@ -90,8 +90,8 @@ impl Backend for WgpuBackend {
         }
     }
 
-    /// On a Vulkan device of this backend, leases a queue that only copies, the next one each time, which copies beside shaders; of other
-    /// devices, and for computing, which lists of short pieces are copied by, wgpu's.
+    /// On a Vulkan device that is not foreign, leases a queue that only copies, the next one each time, which copies beside shaders; of other
+    /// devices, while a framework's buffer is adopted, and for computing, which lists of short pieces are copied by, wgpu's.
     fn lease_reserved_queue(
         &self,
         device: DeviceId,

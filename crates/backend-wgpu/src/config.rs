@@ -51,8 +51,8 @@ impl WgpuBackendConfig {
     /// the place of those that are found: as `wgpu:0` (`metal:0` on macOS) and so on, in this order. Both are kept until the backend and all its handles are
     /// dropped. The device's handlers of errors and of its loss stay the framework's.
     ///
-    /// The framework goes on to submit to the queue, from any thread. Copies are in order with that by the order of the calls alone; see
-    /// [`WgpuBackend::fence`](crate::WgpuBackend::fence).
+    /// The framework goes on to submit to the queue, from any thread. Copies by wgpu's queue are in order with that by the order of the calls
+    /// alone, others by [`WgpuBackend::fence`](crate::WgpuBackend::fence) and by waiting for them.
     #[must_use]
     pub fn with_device(mut self, device: wgpu::Device, queue: wgpu::Queue) -> Self {
         self.adopted.push(AdoptedDevice { device, queue, is_foreign: false });

@@ -8,9 +8,9 @@
 //! All leased queues of a device are one Vulkan queue, whose timeline is a Vulkan timeline semaphore. wgpu's
 //! queue is the same one: it is not handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by
 //! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
-//! two others on devices that the backend opens, where the adapter has a family that only copies: they go on beside shaders. Copies of
-//! high priority are leased one of these, too, while the first queue has work and no framework's buffer is adopted. Other priorities have no
-//! effect.
+//! two others on devices made so and on those that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
+//! Copies of high priority are leased one of these, too, while the first queue has work. While a framework's buffer is adopted, all leases are of
+//! the first queue. Other priorities have no effect.
 //!
 //! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands. Short uploads to an idle queue are stored by
 //! the submitting thread, where the host sees all memory of the device (resizable BAR), if this backend opened it.

@@ -21,6 +21,7 @@ const SURFACES: [&CStr; 3] =
 /// - the queue is locked during each submission, the library's copies beneath wgpu included. So both submit from any thread, in the
 ///   order of the calls;
 /// - where the driver has them, memory and semaphores can be exported, for `CudaInterop`;
+/// - where the adapter has a family of queues that only copies, it has up to two of those, by which the library stages transfers;
 /// - surfaces cannot be used with it, as wgpu's `present` would use the queue without the lock: `configure` ends the program.
 ///
 /// # Errors
@@ -46,15 +47,13 @@ pub fn create_shared_device(
     if let Some((limit, wanted, most)) = exceeded {
         return invalid(format!("has {most} as the limit `{limit}`, not {wanted}"));
     }
-    // Buffers of wgpu are those of its family's queues.
-    let opened = create(adapter, descriptor, &SURFACES, &[]);
+    let opened = copy_queues(adapter).and_then(|copies| create(adapter, descriptor, &SURFACES, &copies));
     opened.map_err(|error| {
         Error::caused_by(error.kind(), format!("{name}: its device cannot be opened"), error)
     })
 }
 
-/// Returns the queues of a family that does nothing but copy, at most two, each with the family and its index there. None if the host
-/// cannot reset their timestamps, which such a family cannot.
+/// Returns an adapter's [queues that only copy](copy_queues_of).
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an adapter of another API than Vulkan, or before 1.2.
@@ -63,13 +62,18 @@ pub(super) fn copy_queues(adapter: &wgpu::Adapter) -> Result<Vec<(u32, u32)>> {
     let lower = unsafe { adapter.as_hal::<hal::api::Vulkan>() }.ok_or_else(not_vulkan)?;
     let (instance, physical) = (lower.shared_instance(), lower.raw_physical_device());
     Properties::of(instance, physical)?;
-    let instance = instance.raw_instance();
+    Ok(copy_queues_of(instance.raw_instance(), physical))
+}
+
+/// Returns the queues of a family that does nothing but copy, at most two, each with the family and its index there. None if the host
+/// cannot reset their timestamps, which such a family cannot. The same each time, so that all devices that this file makes have them.
+pub(super) fn copy_queues_of(instance: &ash::Instance, physical: vk::PhysicalDevice) -> Vec<(u32, u32)> {
     let mut resets = vk::PhysicalDeviceHostQueryResetFeatures::default();
     let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut resets);
     // SAFETY: the physical device is one of the instance, and the structure is of Vulkan 1.2, which the device has.
     unsafe { instance.get_physical_device_features2(physical, &mut features) };
     if resets.host_query_reset == vk::FALSE {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     // SAFETY: the physical device is one of the instance.
     let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
@@ -78,7 +82,7 @@ pub(super) fn copy_queues(adapter: &wgpu::Adapter) -> Result<Vec<(u32, u32)>> {
         family.queue_flags & !also == vk::QueueFlags::TRANSFER && family.timestamp_valid_bits == 64
     });
     let found = families.next().into_iter();
-    Ok(found.flat_map(|(index, family)| (0..family.queue_count.min(2)).map(move |n| (index, n))).collect())
+    found.flat_map(|(index, family)| (0..family.queue_count.min(2)).map(move |n| (index, n))).collect()
 }
 
 /// Opens a device, also with what exports memory and semaphores, and without the extensions in `left_out`. The adapter has the features

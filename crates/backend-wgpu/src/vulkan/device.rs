@@ -52,7 +52,7 @@ impl ApiDevice for DeviceState {
     }
 
     fn reserved_queues(&self) -> usize {
-        self.copiers.len().max(1)
+        self.copiers()
     }
 
     fn leases(&self) -> &AtomicU64 {

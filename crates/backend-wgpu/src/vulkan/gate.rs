@@ -1,5 +1,6 @@
 //! One lock around all of a queue's submissions. wgpu submits outside of our calls, too: if a buffer that it mapped at creation is mapped
-//! again. Such a submission must neither run at once with ours, nor take the semaphores that another one stages.
+//! again, and a framework submits by itself. Such a submission must neither run at once with ours, nor take the semaphores that another one
+//! stages. It waits for what queues that only copy have written, which nobody stages for it.
 
 use std::{
     cell::RefCell,
@@ -11,13 +12,19 @@ use std::{
 use ash::vk;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use transload_core::mutant;
+
+use super::Submissions;
 
 /// The driver's functions, and the lock of a queue.
 struct Gate {
     submit: vk::PFN_vkQueueSubmit,
     wait: vk::PFN_vkQueueWaitIdle,
-    lock: Mutex<()>,
+    lock: Mutex<Shown>,
 }
+
+/// Other queues whose writes a framework's submissions have to see, each with the last value that one has waited for.
+type Shown = Vec<(Arc<Submissions>, u64)>;
 
 /// By queue. Those of destroyed devices stay until a new queue has the same handle.
 static GATES: LazyLock<Mutex<BTreeMap<vk::Queue, Arc<Gate>>>> = LazyLock::new(Mutex::default);
@@ -77,6 +84,48 @@ pub(super) fn is_guarded(device: &ash::Device) -> bool {
     ptr::fn_addr_eq(device.fp_v1_0().queue_submit, submit_locked as vk::PFN_vkQueueSubmit)
 }
 
+/// Has all submissions to a queue see what is complete on the others when they are submitted, until these are [hidden](hide).
+pub(super) fn show<'a>(queue: vk::Queue, others: impl IntoIterator<Item = &'a Arc<Submissions>>) {
+    if let Some(gate) = gate_of(queue) {
+        gate.lock.lock().extend(others.into_iter().map(|other| (Arc::clone(other), 0)));
+    }
+}
+
+/// Has later submissions to a queue use no semaphore of the others. Returns whether earlier ones may.
+pub(super) fn hide<'a>(queue: vk::Queue, others: impl Iterator<Item = &'a Arc<Submissions>> + Clone) -> bool {
+    let Some(gate) = gate_of(queue) else { return false };
+    let mut shown = gate.lock.lock();
+    let before = shown.len();
+    shown.retain(|(shown, _)| !others.clone().any(|other| Arc::ptr_eq(shown, other)));
+    shown.len() < before
+}
+
+/// Returns what a submission waits for, to see what the others have written since the one before.
+fn unseen(shown: &Shown) -> Waits {
+    if mutant!("wgpu/framework-sees-copies") {
+        return Waits::new();
+    }
+    let unseen = |(other, seen): &(Arc<Submissions>, u64)| other.known().filter(|(_, value)| value > seen);
+    shown.iter().filter_map(unseen).collect()
+}
+
+/// Notes what a submission waits for.
+fn saw(shown: &mut Shown, waits: &[(vk::Semaphore, u64)]) {
+    for (other, seen) in shown {
+        if let Some((_, value)) = waits.iter().find(|(semaphore, _)| *semaphore == other.semaphore.raw) {
+            *seen = *value;
+        }
+    }
+}
+
+/// Returns the last value of another queue that a queue's submissions are known to have waited for; `None` if that is hidden.
+#[cfg(test)]
+pub(super) fn seen(queue: vk::Queue, other: &Arc<Submissions>) -> Option<u64> {
+    let gate = gate_of(queue)?;
+    let shown = gate.lock.lock();
+    shown.iter().find(|(shown, _)| Arc::ptr_eq(shown, other)).map(|(_, seen)| *seen)
+}
+
 fn gate_of(queue: vk::Queue) -> Option<Arc<Gate>> {
     GATES.lock().get(&queue).map(Arc::clone)
 }
@@ -99,30 +148,34 @@ unsafe extern "system" fn submit_locked(
     fence: vk::Fence,
 ) -> vk::Result {
     let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
-    let _lock = gate.lock.lock();
+    let mut shown = gate.lock.lock();
     #[cfg(test)]
     if super::faults::loses(queue) {
         return vk::Result::ERROR_DEVICE_LOST;
     }
     let staged = STAGED.with_borrow(|staged| {
         let staged = staged.as_ref().filter(|staged| staged.queue == queue && staged.result.is_none());
-        staged.map(|staged| (staged.after.clone(), staged.signal))
+        staged.map(|staged| (staged.after.clone(), Some(staged.signal)))
     });
-    let Some((after, signal)) = staged else {
+    let is_staged = staged.is_some();
+    let (after, signal) = staged.unwrap_or_else(|| (unseen(&shown), None));
+    if after.is_empty() && signal.is_none() {
         // SAFETY: the caller's promises are those of the driver's function.
         return unsafe { (gate.submit)(queue, count, infos, fence) };
-    };
-    let (waited, least): (SmallVec<[_; 3]>, SmallVec<[_; 3]>) = after.into_iter().unzip();
+    }
+    let (waited, least): (SmallVec<[_; 3]>, SmallVec<[_; 3]>) = after.iter().copied().unzip();
     let stages: SmallVec<[_; 3]> = waited.iter().map(|_| vk::PipelineStageFlags::ALL_COMMANDS).collect();
-    let (signalled, value) = ([signal.0], [signal.1]);
+    let (signalled, value): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) = signal.into_iter().unzip();
     let mut values = [(); 2].map(|()| vk::TimelineSemaphoreSubmitInfo::default());
-    let [before, after] = &mut values;
-    *before = before.wait_semaphore_values(&least);
-    *after = after.signal_semaphore_values(&value);
+    let [first_values, last_values] = &mut values;
+    *first_values = first_values.wait_semaphore_values(&least);
+    *last_values = last_values.signal_semaphore_values(&value);
     // A wait counts for all that comes later in the queue, and a signal for all that came before.
-    let first =
-        vk::SubmitInfo::default().wait_semaphores(&waited).wait_dst_stage_mask(&stages).push_next(before);
-    let last = vk::SubmitInfo::default().signal_semaphores(&signalled).push_next(after);
+    let first = vk::SubmitInfo::default()
+        .wait_semaphores(&waited)
+        .wait_dst_stage_mask(&stages)
+        .push_next(first_values);
+    let last = vk::SubmitInfo::default().signal_semaphores(&signalled).push_next(last_values);
     let mut all: SmallVec<[vk::SubmitInfo<'_>; 3]> = SmallVec::new();
     if !waited.is_empty() {
         all.push(first);
@@ -131,9 +184,18 @@ unsafe extern "system" fn submit_locked(
         // SAFETY: the caller passes so many.
         all.extend_from_slice(unsafe { slice::from_raw_parts(infos, count as usize) });
     }
-    all.push(last);
-    // SAFETY: the caller's promises, and those of the thread that staged the semaphores.
+    if signal.is_some() {
+        all.push(last);
+    }
+    // SAFETY: the caller's promises, and those of the thread that staged the semaphores; those of other queues live until they are hidden,
+    // and this is complete.
     let result = unsafe { (gate.submit)(queue, all.len() as u32, all.as_ptr(), fence) };
+    if !is_staged {
+        if result == vk::Result::SUCCESS {
+            saw(&mut shown, &after);
+        }
+        return result;
+    }
     STAGED.with_borrow_mut(|staged| {
         if let Some(staged) = staged {
             staged.result = Some(result);

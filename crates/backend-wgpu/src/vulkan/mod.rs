@@ -77,7 +77,7 @@ pub(crate) struct Vulkan {
     physical: vk::PhysicalDevice,
     /// wgpu's queue.
     queue: VulkanQueue,
-    /// What copies beside it: queues of a family that does nothing else, or, without such a family, wgpu's. None on a device of others.
+    /// What copies beside it: queues of a family that does nothing else, or, without such a family, wgpu's. None on a foreign device.
     pub(crate) copy_queues: Vec<VulkanQueue>,
     /// Whether all submissions to wgpu's queue go through its [gate]. Otherwise they are left to wgpu.
     pub(crate) is_locked: bool,

@@ -3,13 +3,13 @@
 use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
+use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result, mutant};
 use wgpu::hal;
 
 use super::{
     DeviceState, Properties, Vulkan, VulkanQueue,
     blocks::Blocks,
-    create::{copy_queues, create, not_vulkan},
+    create::{copy_queues, copy_queues_of, create, not_vulkan},
     gate,
     handles::lost_flag,
     memory::GRANULE,
@@ -47,7 +47,7 @@ pub(crate) fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<Arc<DeviceSt
     let (device, queue) = create(adapter, &descriptor(adapter), &[], &copies)?;
     report_errors(&device, id);
     let lost = lost_flag(&device);
-    make(id, device, queue, lost, Some(&copies))
+    make(id, device, queue, lost, true)
 }
 
 /// Takes a device of a framework. Its handlers stay in place.
@@ -71,19 +71,21 @@ pub(crate) fn adopt(given: &AdoptedDevice, id: DeviceId) -> Result<Arc<DeviceSta
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     drop((lower, lower_queue));
-    make(id, device.clone(), queue.clone(), Arc::<AtomicBool>::default(), None)
+    let state = make(id, device.clone(), queue.clone(), Arc::<AtomicBool>::default(), false)?;
+    gate::show(state.queue.queue.raw, state.copiers.iter().map(|line| &line.queue));
+    Ok(state)
 }
 
 /// How many queues a transfer is spread over: while one begins the next copy, which takes it some 10 µs on an H200, the other copies.
 const COPY_QUEUES: usize = 2;
 
-/// Makes the state of a device of wgpu. Of one of ours, with the queues for copies that it was opened with.
+/// Makes the state of a device of wgpu, of which nobody else knows the queue if it `is_own`.
 fn make(
     id: DeviceId,
     wgpu_device: wgpu::Device,
     wgpu_queue: wgpu::Queue,
     wgpu_lost: Arc<AtomicBool>,
-    copies: Option<&[(u32, u32)]>,
+    is_own: bool,
 ) -> Result<Arc<DeviceState>> {
     let info = wgpu_device.adapter_info();
     // SAFETY: nothing is destroyed; the copied handles are used while `wgpu_device` lives, which `Vulkan` keeps.
@@ -103,23 +105,25 @@ fn make(
     let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
     let has_clock =
         families.get(queue.family as usize).is_some_and(|family| family.timestamp_valid_bits == 64);
-    let copy_queues = match copies {
-        None => Vec::new(),
-        Some([]) => vec![queue; COPY_QUEUES],
-        Some(copies) => {
-            // SAFETY: the device was opened with them.
-            let get = |family, index| unsafe { raw.get_device_queue(family, index) };
-            let all = copies
-                .iter()
-                .map(|(family, index)| VulkanQueue { raw: get(*family, *index), family: *family });
-            all.collect()
+    let is_locked = gate::is_guarded(&raw);
+    let of_copies = |(family, index)| {
+        // SAFETY: such a device was made with these queues.
+        VulkanQueue { raw: unsafe { raw.get_device_queue(family, index) }, family }
+    };
+    // Without a lock it was not made by this folder.
+    let copy_queues = if !is_locked || mutant!("wgpu/shared-device-copies") && !is_own {
+        Vec::new()
+    } else {
+        match &*copy_queues_of(&instance, physical) {
+            [] => vec![queue; COPY_QUEUES],
+            found => found.iter().copied().map(of_copies).collect(),
         }
     };
     let is_host = matches!(info.device_type, wgpu::DeviceType::Cpu | wgpu::DeviceType::IntegratedGpu);
     let vulkan = Vulkan {
         id,
         blocks: Blocks::new(&instance, &raw, physical),
-        is_locked: gate::is_guarded(&raw),
+        is_locked,
         raw,
         instance,
         physical,
@@ -130,7 +134,7 @@ fn make(
         is_host,
         maps_device: is_host && can_map_device(&memory),
         // What others submit to their device is not known.
-        stored_types: if copies.is_some() { visible_types(&memory) } else { 0 },
+        stored_types: if is_own { visible_types(&memory) } else { 0 },
         has_budget: properties.has_budget,
         largest_bound: properties.largest_bound,
         nanoseconds_per_tick: has_clock.then_some(properties.nanoseconds_per_tick),

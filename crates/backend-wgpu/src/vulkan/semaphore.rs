@@ -30,7 +30,7 @@ impl Semaphore {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda"))]
 impl Semaphore {
     /// Returns a value of it, for a submission to wait for.
     pub(crate) fn at(&self, value: u64) -> (vk::Semaphore, u64) {

@@ -16,6 +16,7 @@ use transload_core::{
 use super::{
     Memory, Submissions, Vulkan, Waits,
     clock::WgpuClock,
+    gate,
     staging::StagingPool,
     storage::{Counters, WgpuStorage},
 };
@@ -100,18 +101,29 @@ impl DeviceState {
         iter::once(&self.wgpu).chain(&self.copiers)
     }
 
-    /// Returns the queue that the next lease for transfers in parts gets.
+    /// Returns the queue that the next lease for transfers in parts gets. Wgpu's if a framework's buffers are adopted.
     pub(crate) fn next_copier(&self) -> &Arc<Line> {
+        if self.is_any_adopted() {
+            return &self.wgpu;
+        }
         let next = self.leased.fetch_add(1, Ordering::Relaxed) % self.copiers.len().max(1);
         self.copiers.get(next).unwrap_or(&self.wgpu)
     }
 
-    /// Returns the queue of urgent copies. Wgpu's if the others are the same of Vulkan, or if a framework's buffers are adopted, which those do
-    /// not copy alone.
+    /// Returns how many queues such leases get in turns.
+    pub(crate) fn copiers(&self) -> usize {
+        if self.is_any_adopted() { 1 } else { self.copiers.len().max(1) }
+    }
+
+    /// Returns whether there are buffers that a queue which only copies does not copy alone.
+    fn is_any_adopted(&self) -> bool {
+        self.counters.adopted.load(Ordering::Relaxed) > 0 && !mutant!("wgpu/adopted-by-wgpu")
+    }
+
+    /// Returns the queue of urgent copies. Wgpu's if the others are the same of Vulkan, or if a framework's buffers are adopted.
     pub(crate) fn urgent(&self) -> &Arc<Line> {
         let are_apart = self.copiers.iter().all(|line| line.queue.queue.raw != self.queue.queue.raw);
-        let is_any_adopted = self.counters.adopted.load(Ordering::Relaxed) > 0;
-        if are_apart && !is_any_adopted { self.least_busy() } else { &self.wgpu }
+        if are_apart && !self.is_any_adopted() { self.least_busy() } else { &self.wgpu }
     }
 
     /// Returns a queue that has nothing to do, first wgpu's; else of those that only copy, whose copies are parts of transfers, the one that
@@ -259,6 +271,12 @@ impl DeviceState {
 impl Drop for DeviceState {
     /// Waits: what is in flight uses the staging buffers, and wgpu's queue the semaphores of the others.
     fn drop(&mut self) {
+        let copiers = self.copiers.iter().map(|line| &line.queue);
+        if gate::hide(self.queue.queue.raw, copiers) {
+            // After what a framework has submitted. A lost device runs nothing more, or keeps its semaphores.
+            // SAFETY: there are no commands.
+            let _last = unsafe { self.queue.submit(&[], &[]) };
+        }
         for line in self.lines() {
             line.queue.block_until(line.queue.enqueued());
         }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device, wgpu};
 use transload_core::{
-    Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType,
-    submit,
+    Access, Backend, ErrorKind, MemoryKind, Operation, QueueLease, RawBuffer, StreamPriority, Timing,
+    WorkloadType, submit,
 };
 
 use crate::{
@@ -41,6 +41,12 @@ impl Setup {
     fn adopt(&self, buffer: &wgpu::Buffer) -> RawBuffer {
         // SAFETY: it is of the device, and not destroyed.
         unsafe { self.backend.adopt_buffer(self.device, buffer) }.unwrap()
+    }
+
+    /// Leases a queue for transfers in parts.
+    fn reserved(&self) -> QueueLease {
+        let (normal, memory) = (StreamPriority::Normal, WorkloadType::Memory);
+        self.backend.lease_reserved_queue(self.device, normal, memory).unwrap()
     }
 
     fn numbers(&self, bytes: usize) -> RawBuffer {
@@ -181,6 +187,8 @@ fn copies_outlive_the_handles_of_the_framework() {
 fn adopted_buffers_are_copied_by_reserved_queues() {
     let Some(setup) = setup() else { return };
     let (backend, device, bytes) = (&setup.backend, setup.device, 4 * MIB);
+    // Before there are any; later ones would be of wgpu's queue.
+    let queues = [setup.reserved(), setup.reserved()];
     let theirs = backend.device(device).unwrap().create_buffer(&wgpu::BufferDescriptor {
         label: None,
         size: bytes as u64,
@@ -189,15 +197,58 @@ fn adopted_buffers_are_copied_by_reserved_queues() {
     });
     // SAFETY: it is a buffer of the device, and not destroyed.
     let there = unsafe { backend.adopt_buffer(device, &theirs) }.unwrap();
-    let lease =
-        || backend.lease_reserved_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
-    let queues = [lease(), lease()];
     for byte in 1..=4 {
         let back = setup.filled(MemoryKind::Pageable, bytes, 0);
         copy(&queues[0], &setup.filled(MemoryKind::Pageable, bytes, byte), &there);
         let measured = submit(&*queues[1], &Operation::Copy { src: &there, dst: &back }, Timing::Measured);
         measured.unwrap().wait().unwrap();
         assert!(back.read().unwrap().iter().all(|read| *read == byte));
+    }
+}
+
+#[test]
+fn shared_device_has_queues_for_transfers_unless_a_buffer_is_adopted() {
+    // Those of other APIs have one queue each.
+    let is_beneath = std::env::var_os(crate::framework::DEVICES).is_none();
+    for (framework, copies) in frameworks().iter().zip([is_beneath, false]) {
+        let setup = framework.adopted();
+        let queues = || {
+            let all = [setup.reserved(), setup.reserved(), setup.queue()];
+            let ids = all.iter().map(|queue| queue.timeline().id());
+            ids.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        let reserved = || setup.backend.reserved_queues(setup.device);
+        let found = (queues(), reserved());
+        // Two, and wgpu's; where there is a family with one queue only, one.
+        assert!(found == (1, 1) && !copies || copies && [(3, 2), (2, 1)].contains(&found), "{found:?}");
+        let there = setup.adopt(&framework.buffer(64));
+        assert_eq!((queues(), reserved()), (1, 1));
+        drop(there);
+        assert_eq!((queues(), reserved()), found);
+    }
+}
+
+/// In order with the framework's shaders by waits for transfers before them, and fences after.
+#[test]
+fn transfers_are_in_order_with_shaders_of_the_framework() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let pipeline = pipeline(&framework.device);
+        let queues = [setup.reserved(), setup.reserved()];
+        let there = setup.allocate(MemoryKind::Device, 4 * MIB);
+        let (src, back) = (setup.numbers(there.len()), setup.filled(MemoryKind::Pinned, there.len(), 0));
+        let handle = setup.backend.buffer(&there).unwrap();
+        for round in 0..4 {
+            copy(&queues[round % 2], &src, &there).wait().unwrap();
+            framework.queue.submit([(); 2].map(|()| doubling(&framework.device, &pipeline, &handle)));
+            setup.backend.fence(setup.device, &[(&there, Access::Write)]).unwrap();
+            copy(&queues[1 - round % 2], &there, &back).wait().unwrap();
+            assert_times(&back, 4);
+        }
+        // The framework goes on after the backend's end.
+        drop((src, back, there, handle, queues, setup));
+        framework.queue.submit([]);
+        framework.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
     }
 }
 

@@ -22,11 +22,7 @@ fn lost_device_fails_what_uses_it_and_leaks_nothing() {
 
 #[test]
 fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::VULKAN;
-    let instance = wgpu::Instance::new(descriptor);
-    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
-    let Some(adapter) = adapters.first() else { return setup::skip("no Vulkan adapter") };
+    let Some(adapter) = setup::adapter() else { return };
     let opened = adapter.request_device(&wgpu::DeviceDescriptor::default());
     let (device, queue) = pollster::block_on(opened).unwrap();
     // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.

@@ -10,6 +10,19 @@ pub(crate) fn backend() -> Option<Arc<WgpuBackend>> {
     WgpuBackend::open(&config).map_err(skip).ok()
 }
 
+/// Returns a software adapter, or another one; `None`, with a printed reason, if there is none.
+pub(crate) fn adapter() -> Option<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+    adapters.sort_by_key(|adapter| adapter.get_info().device_type == wgpu::DeviceType::Cpu);
+    adapters.pop().or_else(|| {
+        skip("no Vulkan adapter");
+        None
+    })
+}
+
 /// Prints why a test is skipped. `.ci/run` sets the variable, and a test fails instead.
 pub(crate) fn skip(reason: impl fmt::Display) {
     assert!(env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_none(), "{reason}");

@@ -68,6 +68,32 @@ fn submissions_see_what_other_queues_wrote() {
     assert!(sees(copier, &by_wgpu, &state.wgpu));
 }
 
+/// A framework submits without the library.
+#[test]
+fn submissions_of_a_framework_see_what_other_queues_wrote() {
+    let Some(adapter) = setup::adapter() else { return };
+    let (device, theirs) = crate::create_shared_device(&adapter, &wgpu::DeviceDescriptor::default()).unwrap();
+    let config = crate::WgpuBackendConfig::default().with_device(device, theirs.clone());
+    let backend = crate::WgpuBackend::open(&config).unwrap();
+    let state = backend.states().remove(0);
+    let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
+    let (src, dst) = (allocate(), allocate());
+    let [copier, ..] = &state.copiers[..] else { panic!("queues copy beside wgpu's") };
+    let queue = state.queue.queue.raw;
+    for _ in 0..2 {
+        let copier_queue = WgpuQueue::new(&state, copier, StreamPriority::Normal);
+        let written = submit(&copier_queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+        written.wait().unwrap();
+        theirs.submit([]);
+        assert_eq!(gate::seen(queue, &copier.queue), Some(written.point()));
+    }
+    let copier = Arc::clone(copier);
+    drop((src, dst, backend, state));
+    // The semaphores are not used any more.
+    assert_eq!(gate::seen(queue, &copier.queue), None);
+    theirs.submit([]);
+}
+
 #[test]
 fn urgent_copies_use_a_queue_that_has_less_to_do() {
     let Some(backend) = setup::backend() else { return };
