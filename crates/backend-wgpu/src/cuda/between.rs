@@ -13,7 +13,7 @@ use transload_streams::CudaStream;
 use super::allocate_shared;
 use crate::{
     api::ApiDevice as _,
-    vulkan::{BY_COPIER, DeviceState, Line, perform},
+    vulkan::{BY_COPIER, DeviceState, Interval, Line, Timer, perform},
 };
 
 /// Most bytes of the memory in between: by wgpu's queue each part costs the GPU two changes between the APIs.
@@ -83,8 +83,29 @@ impl Between {
         }
     }
 
+    /// Returns the queues that measure such a copy: Vulkan's part is by one of them, and the begin or the end of CUDA's is written by a queue
+    /// that only copies, for which the GPU does not change between the APIs.
+    pub(crate) fn timer<'a>(
+        &self,
+        device: &'a DeviceState,
+        line: &'a Line,
+        operation: &Operation<'_>,
+    ) -> Timer<'a> {
+        let (bytes, from) = match *operation {
+            Operation::Copy { src, .. } => (bytes_of([src]), Some(src)),
+            Operation::CopyBatch { pairs } => {
+                (bytes_of(pairs.iter().map(|(src, _)| src)), pairs.first().map(|(src, _)| src))
+            }
+            _ => (0, None),
+        };
+        let beside = device.copiers.first().map_or(line, |copier| copier);
+        let by = if bytes <= BY_COPIER { beside } else { line };
+        let is_up = from.is_some_and(|src| self.is_theirs(src.place()));
+        if is_up { Timer { begin: beside, end: by } } else { Timer { begin: by, end: beside } }
+    }
+
     /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
-    /// queue until all is.
+    /// queue until all is. Its [timer](Self::timer) writes the begin and the end into each of these slots.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::Busy`] in a callback of wgpu;
@@ -97,6 +118,7 @@ impl Between {
         device: &DeviceState,
         line: &Arc<Line>,
         operation: &Operation<'_>,
+        (timer, measured): (Timer<'_>, &[Interval]),
     ) -> Result<u64> {
         // It would wait for a point that only its own thread can submit.
         device.queue.refuse_callback()?;
@@ -122,32 +144,43 @@ impl Between {
                 format!("a queue of {here} copies to or from memory of {}, one way at once", self.cuda);
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        let bytes =
-            pairs.iter().map(|(src, _)| src.len().next_multiple_of(ALIGNED)).fold(0, usize::saturating_add);
+        let bytes = bytes_of(pairs.iter().map(|(src, _)| src));
         let copier = device.copiers.first().filter(|_| bytes <= BY_COPIER);
         let is_shared =
             |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
-        if (copier.is_some() || pairs.iter().any(is_shared)) && !mutant!("wgpu/between-comes-after") {
-            // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before.
+        let is_measured = !measured.is_empty();
+        if (copier.is_some() || is_measured || pairs.iter().any(is_shared))
+            && !mutant!("wgpu/between-comes-after")
+        {
+            // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before. Nor is a wait for that
+            // a part of what is measured.
             line.queue.block_until(line.queue.enqueued());
         }
         let by = copier.unwrap_or(line);
         let mut last = None;
         let mut used = self.used.lock();
         let used = self.ready(&mut used, device, bytes)?;
+        if !mutant!("wgpu/between-is-timed") {
+            timer.begin(measured)?;
+        }
         // SAFETY: the caller's promise.
         let copied = unsafe { used.copy(device, by, is_up, pairs, &mut last) };
-        if copier.is_none() && copied.is_ok() {
-            return last.map_or_else(|| own_point(line), Ok);
+        let ended = copied.and_then(|()| timer.end(measured));
+        if copier.is_none()
+            && let Ok(end) = ended
+        {
+            let own = end.filter(|_| is_up);
+            end.filter(|_| !is_up).into_iter().for_each(|end| timer.end.queue.block_until(end));
+            return own.or(last).map_or_else(|| own_point(line), Ok);
         }
-        if copied.is_err() {
+        if ended.is_err() {
             // Also what comes before, whose place a mark takes.
             line.queue.block_until(line.queue.enqueued());
         }
-        if let Some(point) = last {
-            by.queue.block_until(point);
-        }
-        let copied = copied.and_then(|()| last.map_or(Ok(()), |point| by.queue.outcome(point)));
+        // It comes last, on the same queue.
+        let until = ended.as_ref().ok().copied().flatten().or(last);
+        until.into_iter().for_each(|point| by.queue.block_until(point));
+        let copied = ended.and_then(|_| until.map_or(Ok(()), |point| by.queue.outcome(point)));
         let lost = |error: Error| match error.kind() {
             // CUDA's memory is not lost.
             ErrorKind::DeviceLost if !is_up => Error::caused_by(
@@ -309,6 +342,11 @@ impl Used {
         *last = Some(point);
         wait(fence)
     }
+}
+
+/// Returns how many bytes a copy from these uses in between.
+fn bytes_of<'a>(sources: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
+    sources.into_iter().map(|src| src.len().next_multiple_of(ALIGNED)).fold(0, usize::saturating_add)
 }
 
 /// Returns a point of its own, which is reached if the queue is idle.

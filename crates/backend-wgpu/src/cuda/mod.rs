@@ -116,7 +116,7 @@ impl WgpuBackend {
     ///
     /// Call it before a manager knows the backend. `memory` is called when such a copy needs that memory, and returns the CUDA device's
     /// manager. The thread that submits a copy of up to 32 MiB is blocked until it is complete, after earlier work of the queue; of a longer one until CUDA's
-    /// part is. One copy at a time is made. Of one that fails after a part of it was copied, the destination is marked as damaged. Without memory for it, a manager
+    /// part is. One that is measured comes after earlier work of the queue, too. One copy at a time is made. Of one that fails after a part of it was copied, the destination is marked as damaged. Without memory for it, a manager
     /// has the copy pass the host.
     ///
     /// ```no_run

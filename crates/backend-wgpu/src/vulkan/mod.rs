@@ -27,6 +27,7 @@ mod storage;
 mod store;
 mod submissions;
 mod timeline;
+mod timer;
 mod timestamps;
 mod types;
 
@@ -60,7 +61,7 @@ pub(crate) use state::DeviceState;
 pub(crate) use storage::{SharedStorage, memory_of};
 pub(crate) use submissions::Submissions;
 #[cfg(feature = "cuda")]
-pub(crate) use {copy::perform, costs::BY_COPIER, state::Line};
+pub(crate) use {copy::perform, costs::BY_COPIER, state::Line, timer::Timer, timestamps::Interval};
 
 /// A queue with its family.
 #[derive(Clone, Copy, PartialEq, Eq)]

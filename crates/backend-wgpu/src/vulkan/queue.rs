@@ -12,6 +12,7 @@ use super::{
     clock::WgpuClock,
     copy,
     state::{DeviceState, Line},
+    timer::Timer,
     timestamps::Interval,
 };
 
@@ -72,31 +73,33 @@ unsafe impl Queue for WgpuQueue {
         let between = self.device.between.get().filter(|between| between.copies(operation));
         #[cfg(not(feature = "cuda"))]
         let between: Option<()> = None;
-        // Of copies from and to CUDA's memory the queue has the smaller part.
-        let is_timed = between.is_none();
-        let kept = if timing == Timing::Measured && is_timed { queue.reserve_interval().ok() } else { None };
-        let passed = sample.as_ref().filter(|_| is_timed).and_then(|_| queue.reserve_interval().ok());
+        let timer = match between {
+            #[cfg(feature = "cuda")]
+            Some(between) => between.timer(&self.device, &self.line, operation),
+            _ => Timer { begin: &self.line, end: &self.line },
+        };
+        let kept = if timing == Timing::Measured { timer.reserve().ok() } else { None };
+        let passed = sample.as_ref().and_then(|_| timer.reserve().ok());
         let measured: SmallVec<[Interval; 2]> = kept.into_iter().chain(passed).collect();
         let performed = match between {
             // SAFETY: as below.
             #[cfg(feature = "cuda")]
-            Some(between) => unsafe { between.copy(&self.device, &self.line, operation) },
+            Some(between) => unsafe { between.copy(&self.device, &self.line, operation, (timer, &measured)) },
             // SAFETY: the caller's promise. What comes before is on this queue, or complete.
             _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) },
         };
         let point = performed.inspect_err(|_| {
-            measured.iter().for_each(|interval| queue.release_interval(*interval));
+            measured.iter().for_each(|interval| timer.release(*interval));
             sink.withdraw(tally, info);
         })?;
-        for (begin, end) in &measured {
-            queue.set_timestamp_point(*begin, point);
-            queue.set_timestamp_point(*end, point);
+        if between.is_none() {
+            measured.iter().for_each(|interval| timer.set_points(*interval, point));
         }
         if let Some(interval) = kept {
-            queue.keep_duration(point, interval);
+            timer.keep(&self.line, point, interval);
         }
         if let Some(sample) = sample {
-            let times = passed.map(|(begin, end)| (self.stamp_of(begin), self.stamp_of(end)));
+            let times = passed.map(|interval| timer.stamps(&self.device, interval));
             sink.pass(sample, (&*self.timeline, self.priority), None, times);
         }
         Ok(Fence::new(Arc::clone(&self.timeline), point))

@@ -13,14 +13,23 @@ const POOL: u32 = 128;
 /// Most durations that are kept. The oldest are dropped first.
 const MAX_KEPT: usize = 1024;
 
-/// A begin and an end.
+/// The slots of a begin and an end.
 pub(crate) type Interval = (u32, u32);
+
+/// When an operation begins or ends.
+#[derive(Clone, Copy)]
+pub(super) enum Moment {
+    /// What the queue writes into a slot.
+    Slot(u32),
+    /// An instant of the device's clock, in nanoseconds.
+    At(i64),
+}
 
 #[derive(Default)]
 pub(super) struct Timestamps {
     slots: Mutex<Slots>,
     /// Of measured operations that nobody has asked for.
-    durations: Mutex<VecDeque<(u64, Interval)>>,
+    durations: Mutex<VecDeque<(u64, (Moment, Moment))>>,
 }
 
 #[derive(Default)]
@@ -101,16 +110,6 @@ impl Submissions {
         }
     }
 
-    /// Takes a slot for a begin and one for an end.
-    ///
-    /// # Errors
-    /// Those of [`reserve_timestamp`](Self::reserve_timestamp).
-    pub(crate) fn reserve_interval(&self) -> Result<Interval> {
-        let begin = self.reserve_timestamp()?;
-        let end = self.reserve_timestamp().inspect_err(|_| self.release_timestamp(begin))?;
-        Ok((begin, end))
-    }
-
     /// Returns a slot, once. A submission in flight may still write it: that of its next user comes later.
     pub(crate) fn release_timestamp(&self, slot: u32) {
         let mut slots = self.timestamps.slots.lock();
@@ -170,13 +169,14 @@ impl Submissions {
     }
 
     /// Keeps the duration of the operation at a point, until it is taken.
-    pub(crate) fn keep_duration(&self, point: u64, interval: Interval) {
+    pub(super) fn keep_duration(&self, point: u64, interval: (Moment, Moment)) {
         let mut durations = self.timestamps.durations.lock();
         durations.push_back((point, interval));
         let oldest = if durations.len() > MAX_KEPT { durations.pop_front() } else { None };
         drop(durations);
-        if let Some((_, interval)) = oldest {
-            self.release_interval(interval);
+        if let Some((_, (begin, end))) = oldest {
+            self.release(begin);
+            self.release(end);
         }
     }
 
@@ -189,19 +189,24 @@ impl Submissions {
         let index = durations.iter().position(|(at, _)| *at == point);
         let kept = index.and_then(|index| durations.remove(index));
         drop(durations);
-        let Some((_, interval)) = kept else { return Ok(None) };
-        let instants =
-            self.read_timestamp(interval.0).and_then(|begin| Ok((begin, self.read_timestamp(interval.1)?)));
-        self.release_interval(interval);
+        let Some((_, (begin, end))) = kept else { return Ok(None) };
+        let read = |moment| match moment {
+            Moment::Slot(slot) => self.read_timestamp(slot),
+            Moment::At(time) => Ok(Some(time)),
+        };
+        let instants = read(begin).and_then(|begin| Ok((begin, read(end)?)));
+        self.release(begin);
+        self.release(end);
         let (begin, end) = instants?;
         Ok(begin
             .zip(end)
             .map(|(begin, end)| Duration::from_nanos(end.saturating_sub(begin).max(0).cast_unsigned())))
     }
 
-    pub(crate) fn release_interval(&self, (begin, end): Interval) {
-        self.release_timestamp(begin);
-        self.release_timestamp(end);
+    pub(super) fn release(&self, moment: Moment) {
+        if let Moment::Slot(slot) = moment {
+            self.release_timestamp(slot);
+        }
     }
 
     /// Destroys the pools.

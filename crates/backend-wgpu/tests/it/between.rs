@@ -1,11 +1,15 @@
 //! Copies between CUDA's memory and the same GPU's wgpu device, by the manager and by queues.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use transload_backend_wgpu::wgpu;
 use transload_core::{
-    Access, Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, StreamPriority,
-    Timing, TransferMethod, WorkloadType, submit,
+    Access, Backend as _, DeviceId, ErrorKind, MemoryKind, Operation, OperationRecord, OperationSampling,
+    OperationSink, Place, RawBuffer, Stamp, StreamPriority, Timing, TransferMethod, WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
 use transload_memory::CudaDevice;
@@ -103,6 +107,62 @@ fn lists_both_ways_keep_every_byte_and_change_no_other() {
     }
     drop(found);
     drop((back, theirs, ours, host));
+    shared.finish();
+}
+
+/// From before the first part of either API to after the last one, for the report and for a profiler.
+#[test]
+fn copies_both_ways_are_timed_and_profiled() {
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<OperationRecord>>);
+    impl OperationSink for Recorder {
+        fn operation(&self, record: OperationRecord) {
+            self.0.lock().unwrap().push(record);
+        }
+    }
+    let Some(shared) = shared() else { return };
+    let recorder = Arc::new(Recorder::default());
+    let sink: Arc<dyn OperationSink> = Arc::clone(&recorder) as _;
+    if let Err(error) = shared.setup.backend.attach_sink(&sink, OperationSampling::ALL) {
+        return println!("skipped: {error}");
+    }
+    // By a queue that only copies, and by wgpu's, in two parts on the software driver.
+    for bytes in [MIB, 48 * MIB] {
+        let [theirs, ours, _host] = buffers(&shared, bytes);
+        for (src, dst) in [(&theirs, &ours), (&ours, &theirs)] {
+            shared.manager.copy(src, dst).wait().unwrap();
+            let half = |buffer: &RawBuffer, index: usize| {
+                buffer.slice(index * bytes / 2..(index + 1) * bytes / 2).unwrap()
+            };
+            let halves = [0, 1].map(|index| (half(src, index), half(dst, index)));
+            let operations = [Operation::Copy { src, dst }, Operation::CopyBatch { pairs: &halves }];
+            for operation in &operations {
+                recorder.0.lock().unwrap().clear();
+                // Of a busy machine's times one is short.
+                let is_whole = (0..10).any(|_| {
+                    let begun = Instant::now();
+                    let queue = shared.setup.queue();
+                    let fence = submit(&*queue, operation, Timing::Measured).unwrap();
+                    fence.wait().unwrap();
+                    let elapsed = begun.elapsed();
+                    let moving = fence.timeline().take_duration(fence.point()).unwrap().unwrap();
+                    assert!(moving <= elapsed && !moving.is_zero(), "{moving:?} of {elapsed:?}");
+                    let record = recorder.0.lock().unwrap().pop().unwrap();
+                    let time = |stamp: &Stamp| stamp.time().unwrap().unwrap();
+                    let recorded = time(&record.end) - time(&record.begin);
+                    assert_eq!((record.info.bytes, record.queue), (bytes as u64, fence.timeline().id()));
+                    let recorded = Duration::from_nanos(u64::try_from(recorded).unwrap());
+                    // Submitting takes longer than a short copy.
+                    bytes == MIB || moving.min(recorded) > elapsed / 4
+                });
+                assert!(is_whole, "{bytes} bytes by {operation:?}");
+            }
+            let report = shared.manager.copy(src, dst).timing(Timing::Measured).wait().unwrap();
+            assert!(report.moving.is_some(), "{report}");
+        }
+    }
+    shared.setup.backend.detach_sink(&sink);
+    recorder.0.lock().unwrap().clear();
     shared.finish();
 }
 
