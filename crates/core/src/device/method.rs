@@ -79,7 +79,8 @@ pub enum RejectReason {
     HostSide,
     /// The host's side is not pageable: staging would only add a copy.
     AlreadyPinned,
-    /// The device's backend offers no pinned memory for staging, or none is left.
+    /// The device's backend offers no pinned memory for staging, or none is left. Between two devices pageable memory of the host would do, but
+    /// there is no backend for it.
     NoStagingMemory,
     /// The device cannot use the memory in place: it is not mapped into its address space.
     NotMapped,

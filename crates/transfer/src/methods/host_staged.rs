@@ -1,5 +1,5 @@
 //! Copies in chunks through pinned host memory, on several threads: for pageable memory, and between devices that are
-//! no peers.
+//! no peers, also through pageable memory.
 
 use std::sync::Arc;
 
@@ -66,23 +66,32 @@ impl Method for HostStaged {
             (true, false) => dst.device,
             (false, _) => src.device,
         };
-        let pinned = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
+        let is_between_devices = !src.device.is_cpu() && !dst.device.is_cpu();
         let registered = topology.registered(lane).ok_or(RejectReason::NoQueue)?;
-        let stages = registered.device(lane).is_some_and(|info| info.kinds.contains(&MemoryKind::Pinned));
-        if !stages {
-            return Err(RejectReason::NoStagingMemory);
-        }
+        let has_pinned = registered.device(lane).is_some_and(|info| info.kinds.contains(&MemoryKind::Pinned));
+        let has_pageable = || {
+            is_between_devices
+                && topology.registered(DeviceId::Cpu).is_some()
+                && !transload_core::mutant!("transfer/pageable-staging")
+        };
+        let kind = match has_pinned {
+            true => MemoryKind::Pinned,
+            // As fast as the devices' queues copy it, and the only way.
+            false if has_pageable() => MemoryKind::Pageable,
+            false => return Err(RejectReason::NoStagingMemory),
+        };
+        let staging = Place::new(DeviceId::Cpu, kind);
         let mut route = topology.route(lane).ok_or(RejectReason::NoQueue)?;
-        for (from, to) in [(src, pinned), (pinned, dst)] {
+        for (from, to) in [(src, staging), (staging, dst)] {
             let by_host = from.device.is_cpu() && to.device.is_cpu();
             if !by_host && topology.copier(TransferPath::new(from, to)).is_none() {
                 return Err(RejectReason::NoQueue);
             }
         }
-        let staged = if src.device.is_cpu() { (pinned, dst) } else { (src, pinned) };
+        let staged = if src.device.is_cpu() { (staging, dst) } else { (src, staging) };
         let kernel = topology.in_place_copier(TransferPath::new(staged.0, staged.1));
         route.has_kernel = kernel.is_some_and(|kernel| kernel.lane == lane);
-        if !src.device.is_cpu() && !dst.device.is_cpu() {
+        if is_between_devices {
             route.has_kernel = false;
             route.second =
                 topology.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));

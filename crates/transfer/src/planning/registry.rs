@@ -170,6 +170,9 @@ impl Registry {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
+        if devices.iter().any(|device| device.id.is_cpu()) {
+            self.rings.set_host(&backend);
+        }
         self.backends.add(Registered { backend, devices });
         self.context.costs.set(costs, CostBasis::BuiltIn);
         self.context.costs.set_lists(lists, CostBasis::BuiltIn);

@@ -43,7 +43,7 @@ impl CrossBackendTransferManager {
         Ok(StagingMemory { buffer, _reservation: reservation })
     }
 
-    /// Returns the bytes of pinned staging buffers: those that transfers use, those that are only kept, which [`drain`](Self::drain)
+    /// Returns the bytes of staging buffers: those that transfers use, those that are only kept, which [`drain`](Self::drain)
     /// frees, and those of callers.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {

@@ -1,12 +1,12 @@
 //! The rings of a manager's devices.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use dashmap::DashMap;
-use transload_core::{Backend, DeviceId, PinnedCache};
+use transload_core::{Backend, DeviceId, DeviceInfo, MemoryKind, PinnedCache};
 use transload_executor::Executor;
 
-use super::{STAGING_BUFFER, StagingRing, default_workers};
+use super::{STAGING_BUFFER, StagingRing, default_workers, ring::Source};
 
 /// Staging buffers per thread: the host copies one while the device copies the other.
 const BUFFERS_PER_WORKER: usize = 2;
@@ -15,6 +15,8 @@ pub(crate) struct StagingRings {
     executor: Executor,
     /// The most bytes of staging buffers of a device, if limited.
     limit: Option<u64>,
+    /// The backend of the host's memory, once it is registered.
+    host: OnceLock<Arc<dyn Backend>>,
     rings: DashMap<DeviceId, Arc<StagingRing>>,
 }
 
@@ -22,7 +24,29 @@ impl StagingRings {
     /// Each device has at most `limit` bytes of staging buffers, but at least one.
     pub(crate) fn new(executor: Executor, limit: Option<u64>) -> Self {
         let limit = limit.filter(|_| !transload_core::mutant!("transfer/staging-limit"));
-        Self { executor, limit: limit.map(|limit| limit.max(STAGING_BUFFER)), rings: DashMap::new() }
+        Self {
+            executor,
+            limit: limit.map(|limit| limit.max(STAGING_BUFFER)),
+            host: OnceLock::new(),
+            rings: DashMap::new(),
+        }
+    }
+
+    /// Has rings of devices whose backends have no pinned memory use the host's.
+    pub(crate) fn set_host(&self, backend: &Arc<dyn Backend>) {
+        self.host.get_or_init(|| Arc::clone(backend));
+    }
+
+    /// Returns where the memory of a device's ring is from: pinned memory of the device, or, if there is none, pageable of the host.
+    fn source(&self, backend: &Arc<dyn Backend>, lane: DeviceId) -> Source {
+        let has_pinned = |info: &DeviceInfo| info.id == lane && info.kinds.contains(&MemoryKind::Pinned);
+        let (backend, device, kind) = match self.host.get() {
+            Some(host) if !backend.devices().iter().any(has_pinned) => {
+                (host, DeviceId::Cpu, MemoryKind::Pageable)
+            }
+            _ => (backend, lane, MemoryKind::Pinned),
+        };
+        Source { lane, backend: Arc::clone(backend), device, kind }
     }
 
     /// Returns the most buffers of a ring.
@@ -40,7 +64,7 @@ impl StagingRings {
         if let Some(ring) = self.get(device) {
             return ring;
         }
-        let source = Some((Arc::clone(backend), device));
+        let source = Some(self.source(backend, device));
         let made = Arc::new(StagingRing::new(&self.executor, source, self.ring_size(), self.limit));
         let ring = Arc::clone(self.rings.entry(device).or_insert_with(|| Arc::clone(&made)).value());
         if Arc::ptr_eq(&ring, &made) {

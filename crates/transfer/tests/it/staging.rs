@@ -15,8 +15,10 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
+use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod, host_access::HostAccess,
+    DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason, Timing, Transfer, TransferMethod,
+    host_access::HostAccess,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
@@ -327,6 +329,31 @@ fn staged_transfer_names_lost_device() {
             assert_eq!(bytes(good), vec![3; 5 * MIB]);
         });
     }
+}
+
+#[test]
+fn device_without_pinned_memory_stages_copies_to_others_in_pageable() {
+    within("a transfer through pageable memory", || {
+        let devices = vec![(MOCK, vec![MemoryKind::Device]), (OTHER, vec![MemoryKind::Device])];
+        let (manager, _) = with(Mock { devices, ..Mock::default() });
+        let [src, dst] = [(MOCK, 3), (OTHER, 0)]
+            .map(|(at, value)| filled(&manager, at, MemoryKind::Device, 9 * MIB, value));
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        let reason = |src: Place, dst: Place| {
+            let error = manager.plan(src, dst, 64, &staged()).unwrap_err();
+            error.to_string()
+        };
+        // Without the host's backend there is none.
+        let none = RejectReason::NoStagingMemory.to_string();
+        assert!(reason(src.place(), dst.place()).contains(&none));
+        manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        assert_eq!(stage(&manager, &src, &dst).wait().unwrap().method, TransferMethod::HostStaged);
+        assert_eq!(bytes(&dst), vec![3; 9 * MIB]);
+        // Copies from and to the host would only pass more of it.
+        assert!(reason(src.place(), host).contains(&none) && reason(host, dst.place()).contains(&none));
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+    });
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::{
 };
 
 use parking_lot::MutexGuard;
-use transload_core::{Error, ErrorKind, MemoryKind, PinnedCache, Result, StreamPriority};
+use transload_core::{Error, ErrorKind, PinnedCache, Result, StreamPriority};
 
-use super::{CAPACITY, STAGING_BUFFER, StagingBuffer, StagingRing, State};
+use super::{CAPACITY, STAGING_BUFFER, Source, StagingBuffer, StagingRing, State};
 use crate::report_events;
 
 /// Dispatches after a shortage of pinned memory during which no further buffer is allocated.
@@ -136,10 +136,11 @@ impl StagingRing {
     }
 
     fn allocate(&self, what: Allocating) -> Result<StagingBuffer> {
-        let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
+        let none = || unavailable("this ring has none");
+        let Source { backend, device, kind, .. } = self.source.as_ref().ok_or_else(none)?;
         let _attached = backend.attach_thread();
         let _noted = AllocatingGuard::enter(what);
-        StagingBuffer::new(backend.allocate(*device, MemoryKind::Pinned, CAPACITY)?)
+        StagingBuffer::new(backend.allocate(*device, *kind, CAPACITY)?)
     }
 
     /// Frees the unused buffers, but the last one only if no transfer needs it. Returns how many.
@@ -259,8 +260,8 @@ impl Drop for PendingBuffer {
                     buffers = state.allocated;
                     ring.allocated.notify_all();
                 });
-                if let Some((_, device)) = &ring.source {
-                    report_events::ring_grown(*device, buffers, elapsed);
+                if let Some(Source { lane, .. }) = &ring.source {
+                    report_events::ring_grown(*lane, buffers, elapsed);
                 }
                 return;
             }
@@ -285,8 +286,8 @@ impl Drop for PendingBuffer {
             let failing = async move { transfer.fail(error).await };
             let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
         }
-        if let Some((_, device)) = &ring.source {
-            report_events::ring_limited(*device, allocated, ring.most, &error);
+        if let Some(Source { lane, .. }) = &ring.source {
+            report_events::ring_limited(*lane, allocated, ring.most, &error);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
-use transload_core::{Backend, CostBasis, DeviceId, Error, Fence, StreamPriority};
+use transload_core::{Backend, CostBasis, DeviceId, Error, Fence, MemoryKind, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
 
 pub(super) use buffer::StagingBuffer;
@@ -25,8 +25,7 @@ pub(super) const CAPACITY: usize = STAGING_BUFFER as usize;
 /// The staging buffers of one device. Returning one yields the next chunk, of the next transfer, so no task waits for a
 /// buffer.
 pub(crate) struct StagingRing {
-    /// Backend and device that the buffers are allocated from.
-    source: Option<(Arc<dyn Backend>, DeviceId)>,
+    source: Option<Source>,
     executor: Executor,
     most: usize,
     /// The most bytes of the device's staging buffers, those outside the ring included, if limited.
@@ -36,6 +35,16 @@ pub(crate) struct StagingRing {
     state: Mutex<State>,
     /// Notified when the allocation of a buffer ends.
     allocated: Condvar,
+}
+
+/// What a ring's buffers are allocated from.
+pub(crate) struct Source {
+    /// The device of the ring.
+    pub(crate) lane: DeviceId,
+    pub(crate) backend: Arc<dyn Backend>,
+    /// The lane for pinned memory, or the host for pageable.
+    pub(crate) device: DeviceId,
+    pub(crate) kind: MemoryKind,
 }
 
 #[derive(Default)]
@@ -68,14 +77,9 @@ struct State {
 }
 
 impl StagingRing {
-    pub(crate) fn new(
-        executor: &Executor,
-        source: Option<(Arc<dyn Backend>, DeviceId)>,
-        most: usize,
-        limit: Option<u64>,
-    ) -> Self {
+    pub(crate) fn new(executor: &Executor, source: Option<Source>, most: usize, limit: Option<u64>) -> Self {
         let built_in =
-            source.as_ref().map_or_else(StagingTuning::default, |(_, device)| StagingTuning::of(*device));
+            source.as_ref().map_or_else(StagingTuning::default, |source| StagingTuning::of(source.lane));
         Self {
             source,
             executor: executor.clone(),
