@@ -12,6 +12,12 @@ use crate::vulkan::{Semaphore, Submissions, Vulkan};
 
 /// What the device waits by. The stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
 /// queue's semaphore.
+///
+/// Each `CudaInterop` of a pair of devices has one of its own. A submission that uses memory of several goes by one of them, and takes the other's
+/// fences for those of CUDA's work: its stream waits for them, as each stream can, and signals. So their order holds, and the fence of the submission
+/// comes after all that the other's do, also after a loss, where an [`ExternalTimeline`] counts only what it was told. It takes one change between
+/// the APIs more. No wait is for ever: a fence is published under the lock of the queue that submits its point next, so before the submission that
+/// waits for it, and no lock of an order is taken under it.
 pub(super) struct Order {
     queue: Arc<Submissions>,
     before: Vec<Before>,
