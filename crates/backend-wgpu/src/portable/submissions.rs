@@ -84,7 +84,9 @@ impl Submissions {
         self.enqueued.store(point, Ordering::Release);
         commit(point);
         // Without what they read, the commands do not run.
-        let submitted = self.captured(|| write(&self.queue)).and_then(|()| {
+        let written = self.captured(|| write(&self.queue));
+        let written = if mutant!("wgpu/portable-writes-first") { Ok(()) } else { written };
+        let submitted = written.and_then(|()| {
             self.captured(|| {
                 *self.submitting.lock() = Some((this_thread, true));
                 self.queue.submit(buffers)
@@ -289,3 +291,7 @@ impl Drop for Submissions {
         self.wakers.close();
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/unwritten.rs"]
+mod tests;

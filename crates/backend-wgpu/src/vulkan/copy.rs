@@ -131,7 +131,7 @@ pub(crate) unsafe fn perform(
             outcome => outcome,
         },
     };
-    if let Some(point) = packer.last.filter(|_| outcome.is_err()) {
+    if let Some(point) = packer.last.filter(|_| outcome.is_err() && !mutant!("wgpu/refused-copy-waits")) {
         line.queue.block_until(point);
     }
     outcome
@@ -465,3 +465,7 @@ pub(super) unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), bytes) };
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/refused.rs"]
+mod tests;

@@ -150,8 +150,8 @@ unsafe extern "system" fn submit_locked(
     let Some(gate) = gate_of(queue) else { return vk::Result::ERROR_UNKNOWN };
     let mut shown = gate.lock.lock();
     #[cfg(test)]
-    if super::faults::loses(queue) {
-        return vk::Result::ERROR_DEVICE_LOST;
+    if let Some(result) = super::faults::refuses(queue) {
+        return result;
     }
     let staged = STAGED.with_borrow(|staged| {
         let staged = staged.as_ref().filter(|staged| staged.queue == queue && staged.result.is_none());

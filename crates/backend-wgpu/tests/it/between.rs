@@ -338,6 +338,38 @@ fn failure_midway_is_that_of_the_copy_and_of_no_device() {
     shared.finish();
 }
 
+/// A part that CUDA has copied halfway is of memory in between, but its error marks the destination, in the place of what the queue does there.
+#[test]
+fn failure_of_cuda_in_a_part_waits_for_earlier_work_of_the_queue() {
+    /// More than a table of the kernel's has, so that each is a launch.
+    const PIECES: usize = 20_000;
+    if harness::is_real() {
+        println!("skipped: needs the software driver");
+        return;
+    }
+    let Some(shared) = shared() else { return };
+    // So long that wgpu's queue has Vulkan's part, before which nothing waits for its earlier work.
+    let bytes = 40 * MIB;
+    let [theirs, ours, host] = buffers(&shared, bytes);
+    shared.copy(&host, &theirs);
+    let [long, other] = [(); 2].map(|()| shared.setup.allocate(MemoryKind::Device, 64 * MIB));
+    let queue = shared.setup.queue();
+    let piece = |buffer: &RawBuffer, index: usize| {
+        buffer.slice(index * bytes / PIECES..(index + 1) * bytes / PIECES).unwrap()
+    };
+    let pieces: Vec<_> = (0..PIECES).map(|index| (piece(&theirs, index), piece(&ours, index))).collect();
+    let list = || submit(&*queue, &Operation::CopyBatch { pairs: &pieces }, Timing::Off);
+    list().unwrap().wait().unwrap();
+    (0..6).for_each(|_| drop(crate::copy(&queue, &long, &other)));
+    drop(crate::copy(&queue, &long.slice(..bytes).unwrap(), &ours));
+    shared.test.sim().unwrap().fail_call(Some("cuLaunchKernel"), 2, OUT_OF_MEMORY);
+    let failed = list().unwrap_err();
+    assert!(failed.kind() == ErrorKind::OutOfMemory && failed.is_partial(), "{failed}");
+    assert_eq!(queue.outstanding(), 0);
+    drop((pieces, theirs, ours, host, long, other, queue));
+    shared.finish();
+}
+
 #[test]
 fn copies_go_by_the_host_if_memory_in_between_is_short() {
     if harness::is_real() {

@@ -10,7 +10,7 @@ use ash::vk;
 
 static MAPS: LazyLock<Mutex<BTreeMap<vk::Device, vk::PFN_vkMapMemory>>> = LazyLock::new(Mutex::default);
 static REFUSING: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
-static LOSSES: Mutex<BTreeMap<vk::Queue, usize>> = Mutex::new(BTreeMap::new());
+static FAILURES: Mutex<BTreeMap<vk::Queue, (usize, vk::Result)>> = Mutex::new(BTreeMap::new());
 
 /// Has the device's memory be mapped by way of this file.
 pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {
@@ -30,19 +30,24 @@ pub(crate) fn refuse_maps(device: vk::Device, refuses: bool) {
 
 /// Has the queue lose its device after so many submissions.
 pub(crate) fn lose_after(queue: vk::Queue, submissions: usize) {
-    LOSSES.lock().unwrap().insert(queue, submissions);
+    fail_after(queue, submissions, vk::Result::ERROR_DEVICE_LOST);
 }
 
-/// Returns whether this submission loses the device.
-pub(crate) fn loses(queue: vk::Queue) -> bool {
-    let mut losses = LOSSES.lock().unwrap();
-    let Some(left) = losses.get_mut(&queue) else { return false };
-    let is_due = *left == 0;
+/// Has the driver refuse one submission to the queue, after so many others.
+pub(crate) fn fail_after(queue: vk::Queue, submissions: usize, result: vk::Result) {
+    FAILURES.lock().unwrap().insert(queue, (submissions, result));
+}
+
+/// Returns what the driver says if it refuses this submission.
+pub(crate) fn refuses(queue: vk::Queue) -> Option<vk::Result> {
+    let mut failures = FAILURES.lock().unwrap();
+    let (left, result) = failures.get_mut(&queue)?;
+    let due = (*left == 0).then_some(*result);
     *left = left.saturating_sub(1);
-    if is_due {
-        losses.remove(&queue);
+    if due.is_some() {
+        failures.remove(&queue);
     }
-    is_due
+    due
 }
 
 /// # Safety
