@@ -10,7 +10,7 @@ mod device;
 mod export;
 #[cfg(test)]
 #[path = "../../tests/unit/faults.rs"]
-mod faults;
+pub(crate) mod faults;
 mod fill;
 mod gate;
 mod handles;

@@ -436,6 +436,11 @@ impl Submissions {
             || is_over(unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) })
     }
 
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn raw(&self) -> vk::Queue {
+        self.queue.raw
+    }
+
     /// Marks the device as lost, as if a call had failed so.
     #[cfg(test)]
     pub(crate) fn lose_for_test(&self) {
