@@ -12,7 +12,7 @@ use super::{
     PathCalibration, Unfinished, UnfinishedReason,
     load::await_idle,
     measure_lists::{self, has_ways, shapes},
-    measure_memory::long_enough,
+    measure_memory::shortage,
     sample::{Sample, are_enough, contenders},
     sizes::Sizes,
 };
@@ -155,7 +155,7 @@ impl Run<'_> {
                 continue;
             }
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest));
-            let both = both.and_then(|both| long_enough(both, wanted));
+            let shortage = both.as_ref().ok().and_then(|(a, _)| shortage(a, wanted));
             for (path, turned) in paths(*a, *b).zip([false, true]) {
                 let now = self.now();
                 let finest = now.saturating_add(refined.saturating_sub(now) / left.max(1));
@@ -166,15 +166,22 @@ impl Run<'_> {
                     Ok((a, b)) => self.path(path, a, b, finest),
                 };
                 match measured {
-                    Ok(methods) => self.calibration.paths.push(PathCalibration { path, methods }),
+                    Ok(methods) => {
+                        self.calibration.paths.push(PathCalibration { path, methods });
+                        if let Some(error) = shortage.clone()
+                            && !transload_core::mutant!("transfer/shorter-curves-are-unfinished")
+                        {
+                            self.unfinished(path, false, &Stop::Failed(error));
+                        }
+                    }
                     Err(stop) => self.unfinished(path, false, &stop),
                 }
             }
         }
         // Last: pairs whose lists fail have their costs of single copies. Those beside kernels, by which most lists go, take about the same
         // time everywhere, and wake the device; the others are measured as often as the time that is left allows.
-        self.lists_of(all, &largest, false);
-        self.lists_of(all, &largest, true);
+        self.lists_of(all, (&largest, wanted), false);
+        self.lists_of(all, (&largest, wanted), true);
     }
 
     /// Takes the curves of mapped memory for both paths of pinned memory, if the same methods may be used: to copies it is the same.
@@ -192,17 +199,22 @@ impl Run<'_> {
             let known = self.calibration.paths.iter().find(|known| of != path && known.path == of)?;
             let (methods, measured) = (self.methods(path).ok()?, self.methods(of).ok()?);
             let is_same = methods.iter().all(|method| measured.contains(method));
-            is_same.then(|| PathCalibration { path, methods: known.methods.clone() })
+            let unfinished = self.calibration.unfinished_of(of).cloned();
+            let unfinished = unfinished.map(|unfinished| Unfinished { path, ..unfinished });
+            is_same.then(|| (PathCalibration { path, methods: known.methods.clone() }, unfinished))
         };
-        let found: Option<Vec<_>> = paths(a, b).map(known).collect();
-        let is_known = found.is_some();
-        self.done += found.iter().flatten().count() * ladder(self.options.largest).count();
-        self.calibration.paths.extend(found.into_iter().flatten());
-        is_known
+        let Some(found) = paths(a, b).map(known).collect::<Option<Vec<_>>>() else { return false };
+        for (known, unfinished) in found {
+            self.done += ladder(self.options.largest).count();
+            self.calibration.paths.push(known);
+            self.calibration.unfinished.extend(unfinished);
+        }
+        true
     }
 
-    /// Measures the lists of a pair of devices on an idle device, or beside kernels.
-    fn lists_of(&mut self, all: &[(Place, Place)], largest: &Result<u64>, exclusive: bool) {
+    /// Measures the lists of a pair of devices on an idle device, or beside kernels, by buffers of up to `largest` bytes. With half of the memory
+    /// free they would have `wanted`.
+    fn lists_of(&mut self, all: &[(Place, Place)], (largest, wanted): (&Result<u64>, u64), exclusive: bool) {
         let mut all = all.to_vec();
         // Pinned memory stands for mapped memory, and is what lists are mostly of.
         all.sort_by_key(|(a, _)| match a.kind {
@@ -229,6 +241,8 @@ impl Run<'_> {
                 false => most.min(BESIDE),
             };
             let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest_of(largest)));
+            // The lists that were measured with more memory say more than shorter ones.
+            let both = both.and_then(|(a, b)| shortage(&a, largest_of(wanted)).map_or(Ok((a, b)), Err));
             for (path, turned) in measured {
                 let lists = || shapes(measure_lists::largest(path, self.options.largest)).count();
                 let done = self.done + if exclusive { lists() } else { 0 };
@@ -250,6 +264,8 @@ impl Run<'_> {
                         self.calibration.lists.extend(lists);
                         self.done = done;
                     }
+                    // It lacks more than lists.
+                    Err(_) if self.calibration.unfinished_of(path).is_some() => {}
                     Err(stop) => self.unfinished(path, true, &stop),
                 }
             }

@@ -58,14 +58,13 @@ impl Run<'_> {
     }
 }
 
-/// # Errors
-/// [`ErrorKind::OutOfMemory`] for buffers that are shorter than they would be with half of the memory free.
-pub(super) fn long_enough(both: (RawBuffer, RawBuffer), wanted: u64) -> Result<(RawBuffer, RawBuffer)> {
-    let bytes = both.0.len() as u64;
-    let Some(wanted) = ladder(wanted).last().filter(|wanted| bytes < *wanted) else { return Ok(both) };
+/// Returns what is missing, if buffers are shorter than they would be with half of the memory free.
+pub(super) fn shortage(buffer: &RawBuffer, wanted: u64) -> Option<Error> {
+    let bytes = buffer.len() as u64;
+    let wanted = ladder(wanted).last().filter(|wanted| bytes < *wanted)?;
     let text = format!(
         "too little memory is free for copies of {} to {wanted} bytes; free some, or measure at most {bytes} bytes",
         bytes * STEP
     );
-    Err(Error::new(ErrorKind::OutOfMemory, text))
+    Some(Error::new(ErrorKind::OutOfMemory, text))
 }

@@ -39,8 +39,8 @@ impl CrossBackendTransferManager {
     /// [`set_costs`](Self::set_costs) stay. The copies count in the
     /// statistics, and an observer is told of them.
     ///
-    /// A path that could not be finished keeps the costs that it had, and is in [`Calibration::unfinished`] with the reason: the time
-    /// was spent, a device failed, or too little memory was free.
+    /// A path that could not be finished is in [`Calibration::unfinished`] with the reason: the time was spent, a device failed, or too little
+    /// memory was free for the largest copies. It keeps the costs that it had, or of too little memory has those of the sizes that were measured.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for options that leave nothing to measure.

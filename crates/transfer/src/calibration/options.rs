@@ -69,8 +69,8 @@ impl CalibrationOptions {
 
     /// Sets the largest copy, in bytes. Larger ones are predicted to have the rate of the largest measured. A calibration has two buffers of
     /// this size at a time, and of no more than an eighth of the free memory of each device. Where that
-    /// is not known it is an eighth of all memory, or 256 MiB. If half of the memory were enough for larger ones, but less is free, the path is
-    /// [unfinished](super::Calibration::unfinished).
+    /// is not known it is an eighth of all memory, or 256 MiB. If half of the memory were enough for larger ones, but less is free, the path has
+    /// fewer sizes, and is [unfinished](super::Calibration::unfinished).
     #[must_use]
     pub fn largest(mut self, bytes: u64) -> Self {
         self.largest = bytes;

@@ -34,7 +34,8 @@ pub struct Calibration {
     /// What staging is divided by over each device's link. A device is missing if the user set its values, if a copy failed, or if none of the
     /// copies that they are chosen by fits [`CalibrationOptions::largest`](super::CalibrationOptions::largest).
     pub staging: Vec<StagingCalibration>,
-    /// The paths that were not finished. They keep the costs that they had.
+    /// The paths that were not finished. They keep the costs that they had, unless they are in [`paths`](Self::paths) too, with the sizes for which
+    /// memory was free.
     pub unfinished: Vec<Unfinished>,
     /// Time of the calibration.
     #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "transload_core::serde_seconds"))]
@@ -137,8 +138,14 @@ impl Calibration {
     }
 
     /// Adds the paths, the lists of paths on idle devices and those beside kernels, and the devices' values of staging, of an earlier
-    /// calibration that this one does not have.
+    /// calibration that this one does not have. An unfinished path has the earlier times if these are of larger copies.
     pub fn keep_from(&mut self, earlier: Self) {
+        let mut paths = std::mem::take(&mut self.paths);
+        paths.retain(|new| {
+            let is_longer = |old: &PathCalibration| old.path == new.path && old.largest() > new.largest();
+            self.unfinished_of(new.path).is_none() || !earlier.paths.iter().any(is_longer)
+        });
+        self.paths = paths;
         let missing = |old: &ListCalibration| !self.has_lists(old.path, old.exclusive);
         let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
@@ -150,6 +157,11 @@ impl Calibration {
         self.paths.extend(kept);
         self.lists.extend(lists);
         self.staging.extend(staging);
+    }
+
+    /// Returns why single copies of a path were not finished.
+    pub(super) fn unfinished_of(&self, path: TransferPath) -> Option<&Unfinished> {
+        self.unfinished.iter().find(|unfinished| !unfinished.lists_only && unfinished.path == path)
     }
 
     /// Returns whether it has all lists of a path on an idle device, or beside kernels. Those beside kernels may be measured while there is no
@@ -200,6 +212,11 @@ pub(super) fn is_time(time: &MeasuredTime) -> bool {
 }
 
 impl PathCalibration {
+    /// Returns the bytes of the largest measured copy.
+    fn largest(&self) -> Option<u64> {
+        self.methods.iter().filter_map(|curve| curve.times.last()).map(|time| time.bytes).max()
+    }
+
     /// Returns the sizes at which the fastest method changes, by the measured times. ZeroCopy, which is not chosen by them, counts only
     /// if it is the only one.
     #[must_use]

@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use transload_transfer::{CalibrationOptions, CrossBackendTransferManager, UnfinishedReason};
+use transload_core::{CostBasis, TransferPath};
+use transload_transfer::{Calibration, CalibrationOptions, CrossBackendTransferManager, UnfinishedReason};
 
 use crate::{Mock, with};
 
@@ -25,19 +26,38 @@ fn unknown_free_memory_is_bounded_by_the_total() {
 }
 
 #[test]
-fn sizes_for_which_too_little_memory_is_free_leave_their_paths_unfinished() {
+fn path_with_too_little_memory_has_a_shorter_curve() {
     // Of 1 GiB. An eighth is enough for 64 KiB.
     let (manager, _backend) = with(Mock { free: 1 << 20, ..Mock::default() });
-    let options = || {
-        let clock = AtomicU64::new(0);
-        CalibrationOptions::new().clock(move || Duration::from_micros(clock.fetch_add(1, Ordering::SeqCst)))
-    };
-    let found = manager.calibrate(&options().largest(LARGEST)).unwrap();
-    assert_eq!((found.paths.len(), found.lists.len(), manager.costs().len()), (0, 0, 0));
-    assert_eq!(found.unfinished.len(), 8);
+    let mut found = manager.calibrate(&options().largest(LARGEST)).unwrap();
+    assert_eq!((found.paths.len(), found.lists.len(), found.unfinished.len()), (8, 0, 8));
     for unfinished in &found.unfinished {
         let UnfinishedReason::Failed(reason) = &unfinished.reason else { panic!("{unfinished:?}") };
-        assert!(reason.contains("262144 to 1048576 bytes"), "{reason}");
+        assert!(reason.contains("262144 to 1048576 bytes") && !unfinished.lists_only, "{unfinished:?}");
+        assert_eq!(largest(&found, unfinished.path), Some(1 << 16));
     }
+    let measured = manager.costs().into_iter().filter(|(_, basis)| *basis == CostBasis::Measured);
+    assert_eq!(measured.count(), found.costs().len());
     assert_eq!(manager.calibrate(&options().largest(1 << 16)).unwrap().unfinished, []);
+
+    // Longer curves of an earlier calibration stay, shorter ones do not.
+    let (manager, _backend) = with(Mock::default());
+    let mut whole = manager.calibrate(&options().largest(LARGEST)).unwrap();
+    assert_eq!(whole.unfinished, []);
+    let path = whole.paths[0].path;
+    whole.keep_from(found.clone());
+    assert_eq!(largest(&whole, path), Some(LARGEST));
+    found.keep_from(whole.clone());
+    assert_eq!((found.paths, found.lists), (whole.paths, whole.lists));
+}
+
+fn options() -> CalibrationOptions {
+    let clock = AtomicU64::new(0);
+    CalibrationOptions::new().clock(move || Duration::from_micros(clock.fetch_add(1, Ordering::SeqCst)))
+}
+
+/// Returns the largest measured size of a path, in bytes.
+fn largest(found: &Calibration, path: TransferPath) -> Option<u64> {
+    let path = found.paths.iter().find(|measured| measured.path == path)?;
+    path.methods.iter().filter_map(|curve| curve.times.last()).map(|time| time.bytes).max()
 }
