@@ -51,6 +51,10 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Bench) -> Result<Strin
         absent: runtime.absent().iter().map(|(family, reason)| format!("{family}: {reason}")).collect(),
     };
     invocation.drain_after(measure(runtime, sizes, repetitions, &mut result))?;
+    if result.rows.is_empty() {
+        let text = format!("nothing was measured; too little memory for {}", result.left_out.join(", "));
+        return Err(Failure::new(Exit::Memory, text));
+    }
     invocation.render("bench", &result, || result.human())
 }
 

@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, time::Duration};
 use serde_json::{Value, json};
 use transload::calibration::{
     Calibrated, CalibrationOptions, ListCalibration, MeasuredList, MeasuredTime, PathCalibration,
-    StagingCalibration, UnfinishedReason,
+    StagingCalibration, Unfinished, UnfinishedReason,
 };
 
 use crate::{
@@ -33,14 +33,19 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate) -> Result<S
     let calibrated = invocation.drain_after(calibrated)?;
     let calibration = &calibrated.calibration;
     if let (true, Some(unfinished)) = (calibration.paths.is_empty(), calibration.unfinished.first()) {
-        let exit =
-            if matches!(unfinished.reason, UnfinishedReason::Failed(_)) { Exit::Device } else { Exit::Input };
-        return Err(Failure::new(
-            exit,
-            format!("no path was measured; {}: {}", unfinished.path, unfinished.reason),
-        ));
+        return Err(nothing_measured(unfinished));
     }
     invocation.render("calibrate", &json(&calibrated), || human(&calibrated))
+}
+
+/// Returns the failure of a calibration without any path.
+fn nothing_measured(Unfinished { path, reason, .. }: &Unfinished) -> Failure {
+    let exit = match reason {
+        UnfinishedReason::OutOfMemory(_) => Exit::Memory,
+        UnfinishedReason::Failed(_) => Exit::Device,
+        _ => Exit::Input,
+    };
+    Failure::new(exit, format!("no path was measured; {path}: {reason}"))
 }
 
 fn json(calibrated: &Calibrated) -> Value {
@@ -136,4 +141,21 @@ fn staging(found: &StagingCalibration) -> String {
 fn noise(time: &MeasuredTime) -> String {
     let share = time.noise.as_secs_f64() / time.median.as_secs_f64().max(1e-9);
     format!("± {:.1} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_measured_exits_by_what_was_lacking() {
+        let exit = |reason: Value| {
+            let path = json!({ "src": "cpu/pageable", "dst": "cpu/pageable" });
+            let unfinished = json!({ "path": path, "lists_only": false, "reason": reason });
+            nothing_measured(&serde_json::from_value(unfinished).unwrap()).exit
+        };
+        assert_eq!(exit(json!({ "out_of_memory": "too little" })), Exit::Memory);
+        assert_eq!(exit(json!({ "failed": "lost" })), Exit::Device);
+        assert_eq!(exit(json!("budget")), Exit::Input);
+    }
 }

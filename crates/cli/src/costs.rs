@@ -12,6 +12,7 @@ use transload::{
 use crate::{
     exit::{Exit, Failure},
     invocation::Invocation,
+    load::check_readable,
     output, text,
 };
 
@@ -85,6 +86,7 @@ fn human(costs: &[(PathCost, CostBasis)]) -> String {
 /// # Errors
 /// If it is no output of `costs --json`, or cannot be read.
 pub(crate) fn set(runtime: &Runtime, file: &Path) -> Result<(), Failure> {
+    check_readable(file)?;
     let name = file.display();
     let failed = |error| Failure::caused_by(Exit::Io, format!("cannot read {name}"), error);
     let mut text = Vec::new();

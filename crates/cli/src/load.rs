@@ -76,7 +76,7 @@ pub(crate) fn with_progress(
 
 /// Checks the file: a missing or unreadable one is invalid input rather than a read error. Does not open a pipe, which
 /// would wait for a writer.
-fn check_readable(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_readable(path: &Path) -> Result<(), Failure> {
     let opened = fs::metadata(path)
         .and_then(|metadata| if metadata.is_file() { fs::File::open(path).map(drop) } else { Ok(()) });
     opened.map_err(|error| {

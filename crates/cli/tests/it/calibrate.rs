@@ -76,7 +76,7 @@ fn printed_costs_are_set_again_and_come_before_measured_ones() {
         cached(cache.path(), &named).failed(2, &["mine.json", why]);
     }
     fs::remove_file(&file).unwrap();
-    cached(cache.path(), &named).failed(5, &["cannot read", "mine.json"]);
+    cached(cache.path(), &named).failed(2, &["cannot open", "mine.json"]);
 }
 
 #[test]

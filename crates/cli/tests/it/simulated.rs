@@ -87,3 +87,9 @@ fn absurd_simulations_are_refused() {
     transload(&["devices", "--simulate=65"]).failed(2, &["1..=64"]);
     transload(&["devices", "--simulate-memory=1MiB"]).failed(2, &["needs --simulate"]);
 }
+
+#[test]
+fn bench_without_memory_for_any_size_is_out_of_memory() {
+    transload(&["--simulate", "--simulate-memory=4KiB", "bench", "--quick"])
+        .failed(4, &["nothing was measured", "4 KiB of 4096 free bytes on cuda:0"]);
+}

@@ -292,6 +292,9 @@ impl Run<'_> {
         let reason = match stop {
             Stop::Budget => UnfinishedReason::Budget,
             Stop::Cancelled => UnfinishedReason::Cancelled,
+            Stop::Failed(error) if error.kind() == ErrorKind::OutOfMemory => {
+                UnfinishedReason::OutOfMemory(error.to_string())
+            }
             Stop::Failed(error) => UnfinishedReason::Failed(error.to_string()),
         };
         self.calibration.unfinished.push(Unfinished { path, lists_only, reason });

@@ -105,7 +105,9 @@ pub enum UnfinishedReason {
     Budget,
     /// The callback ended the calibration.
     Cancelled,
-    /// An allocation or a copy failed: the error's text.
+    /// Too little memory was free: the error's text.
+    OutOfMemory(String),
+    /// An allocation or a copy failed otherwise: the error's text.
     Failed(String),
 }
 
@@ -114,7 +116,7 @@ impl std::fmt::Display for UnfinishedReason {
         match self {
             Self::Budget => f.write_str("the time for its pair of devices was spent"),
             Self::Cancelled => f.write_str("the calibration was cancelled"),
-            Self::Failed(error) => f.write_str(error),
+            Self::OutOfMemory(error) | Self::Failed(error) => f.write_str(error),
         }
     }
 }

@@ -32,7 +32,7 @@ fn path_with_too_little_memory_has_a_shorter_curve() {
     let mut found = manager.calibrate(&options().largest(LARGEST)).unwrap();
     assert_eq!((found.paths.len(), found.lists.len(), found.unfinished.len()), (8, 0, 8));
     for unfinished in &found.unfinished {
-        let UnfinishedReason::Failed(reason) = &unfinished.reason else { panic!("{unfinished:?}") };
+        let UnfinishedReason::OutOfMemory(reason) = &unfinished.reason else { panic!("{unfinished:?}") };
         assert!(reason.contains("262144 to 1048576 bytes") && !unfinished.lists_only, "{unfinished:?}");
         assert_eq!(largest(&found, unfinished.path), Some(1 << 16));
     }
@@ -49,6 +49,16 @@ fn path_with_too_little_memory_has_a_shorter_curve() {
     assert_eq!(largest(&whole, path), Some(LARGEST));
     found.keep_from(whole.clone());
     assert_eq!((found.paths, found.lists), (whole.paths, whole.lists));
+}
+
+#[test]
+fn paths_without_any_memory_are_out_of_memory() {
+    let (manager, _backend) = with(Mock { free: 1 << 10, ..Mock::default() });
+    let found = manager.calibrate(&options().largest(LARGEST)).unwrap();
+    assert_eq!((found.paths.len(), found.unfinished.len()), (0, 8));
+    for unfinished in &found.unfinished {
+        assert!(matches!(unfinished.reason, UnfinishedReason::OutOfMemory(_)), "{unfinished:?}");
+    }
 }
 
 fn options() -> CalibrationOptions {
