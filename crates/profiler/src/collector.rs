@@ -21,7 +21,6 @@ use crate::{
     pending::{Enqueued, KnownClock, Pending, Resolved},
     report::{ClockReport, Direction},
     statistics::Times,
-    stream::Stream,
     streams::Streams,
     timed_transfers::{Ran, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
@@ -104,9 +103,9 @@ impl Collector {
         while let Some(message) = inbox.pop() {
             self.take(message, inbox);
         }
-        self.streams.apart_mut().for_each(Stream::look);
         self.clocks.values_mut().for_each(KnownClock::renew);
         self.resolve();
+        self.streams.look();
         self.count_resolved(read);
         self.request_records(if read { Request::Now } else { Request::IfDue });
         self.release_clocks();
@@ -114,7 +113,7 @@ impl Collector {
         let ended = self.transfers.ended(|| since(origin, Instant::now()), read);
         let Some(trace) = &mut self.trace else { return };
         ended.iter().for_each(|ended| trace.transfer(ended));
-        let pending = self.streams.apart().filter_map(|stream| stream.pending.front());
+        let pending = self.streams.queues().filter_map(|stream| stream.pending.front());
         let resolved = self.clocks.values().flat_map(|known| &known.resolved);
         let waiting = pending.map(|one| &one.operation).chain(resolved.map(|one| &one.operation));
         let earliest = waiting.map(|operation| since(self.origin, operation.enqueued)).min();
@@ -198,9 +197,7 @@ impl Collector {
             record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
         self.engines.enqueued(id, &operation, Some(submitted).filter(|_| !has_waited), self.capacity);
-        if let Some(stream) = self.streams.of(&queue) {
-            stream.pending.push_back(Pending::new(operation, begin, end));
-        }
+        stream.pending.push_back(Pending::new(operation, begin, end));
         self.outstanding += 1;
         if let Some(trace) = &mut self.trace {
             self.transfers.enqueued(transfer, self.capacity);
@@ -232,8 +229,11 @@ impl Collector {
                 self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
             }
         }
-        let Some(stream) = self.streams.entry(queue, inbox) else { return };
-        let kind = &mut stream.kinds[info.kind as usize];
+        if self.streams.entry(queue, inbox).is_none() {
+            return;
+        }
+        let Some(times) = self.streams.of(&queue) else { return };
+        let kind = &mut times.kinds[info.kind as usize];
         kind.recorded.operations += 1;
         kind.recorded.bytes = kind.recorded.bytes.saturating_add(info.bytes);
         match time {
@@ -249,7 +249,9 @@ impl Collector {
                 let name = Some(name);
                 let (transfer, id, point, waits_for) = (None, None, None, None);
                 let operation = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued };
-                stream.pending.push_back(Pending::new(operation, begin, end));
+                if let Some(stream) = self.streams.entry(queue, inbox) {
+                    stream.pending.push_back(Pending::new(operation, begin, end));
+                }
                 self.outstanding += 1;
             }
         }
@@ -257,7 +259,7 @@ impl Collector {
 
     /// Finds what is complete: on each stream up to the first operation that is not.
     fn resolve(&mut self) {
-        for stream in self.streams.apart_mut() {
+        for stream in self.streams.queues_mut() {
             while let Some(pending) = stream.pending.front_mut() {
                 let times = pending.times();
                 if matches!(times, Ok(None)) {

@@ -3,6 +3,11 @@
 use transload_core::OperationSampling;
 
 /// Options of a [`StreamProfiler`](crate::StreamProfiler).
+///
+/// Its memory does not grow with time. 256 streams have times of their own; further ones, and those that are gone, are reported as `others`, one
+/// for each device and priority. For each kind of operation a stream has a distribution of its waits, of its times and, with records of engines, of its exact spans, each
+/// of 24 KiB up to a second and 41 KiB up to a day. So 256 streams with copies and kernels have 24 MiB; with all nine kinds and records, and times of
+/// a day, 277 MiB.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProfilerOptions {

@@ -11,8 +11,9 @@ const DIGITS: u8 = 2;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Times {
     sum: u64,
-    /// `None` without any; most kinds of operations of most streams have none.
-    histogram: Option<Histogram<u64>>,
+    /// `None` without any; most kinds of operations of most streams have none. Each has 1 KiB for each doubling of the longest time from
+    /// 128 ns on: 24 KiB for a second, 41 for a day.
+    histogram: Option<Box<Histogram<u64>>>,
 }
 
 impl Times {
@@ -28,20 +29,20 @@ impl Times {
     pub(crate) fn merge(&mut self, other: &Self) {
         self.sum = self.sum.saturating_add(other.sum);
         if let (Some(theirs), Some(ours)) = (&other.histogram, self.histogram()) {
-            let _in_range = ours.add(theirs);
+            let _in_range = ours.add(&**theirs);
         }
     }
 
     /// `None` if the library refuses to make one, which it does only for digits out of its range.
     fn histogram(&mut self) -> Option<&mut Histogram<u64>> {
         if self.histogram.is_none() {
-            self.histogram = Histogram::new(DIGITS).ok();
+            self.histogram = Histogram::new(DIGITS).ok().map(Box::new);
         }
-        self.histogram.as_mut()
+        self.histogram.as_deref_mut()
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.histogram.as_ref().map_or(0, Histogram::len)
+        self.histogram.as_ref().map_or(0, |histogram| histogram.len())
     }
 
     pub(crate) fn report(&self) -> TimesReport {

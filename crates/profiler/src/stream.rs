@@ -48,10 +48,19 @@ impl KindTimes {
     }
 }
 
+/// Where a stream's operations are reported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reported {
+    Apart,
+    /// By the stream that stands for others.
+    WithOthers,
+    /// With those of others of its device and priority.
+    ForOthers,
+}
+
 pub(crate) struct Stream {
     pub(crate) key: QueueKey,
-    /// Whether it stands for all streams of its device and priority that are gone.
-    is_joined: bool,
+    pub(crate) reported: Reported,
     /// The queue's own counts, and for which attachment.
     tally: Option<(Arc<QueueTally>, u64)>,
     /// These counts at the last collection: the next attachment clears the queue's.
@@ -66,10 +75,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(key: QueueKey) -> Self {
+    pub(crate) fn new(key: QueueKey, reported: Reported) -> Self {
         Self {
             key,
-            is_joined: false,
+            reported,
             tally: None,
             seen: Default::default(),
             before: Default::default(),
@@ -78,11 +87,6 @@ impl Stream {
             has_waited: false,
             unresolved: 0,
         }
-    }
-
-    /// Creates one that stands for all streams of a device and priority that are gone.
-    pub(crate) fn joined(key: QueueKey) -> Self {
-        Self { is_joined: true, ..Self::new(key) }
     }
 
     fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
@@ -115,6 +119,18 @@ impl Stream {
                 self.seen = counts;
             }
         }
+    }
+
+    /// Takes what the queue of another one, which has no times, counted since.
+    pub(crate) fn look_at(&mut self, other: &mut Self) {
+        let known = other.seen;
+        other.look();
+        for ((sum, count), known) in self.before.iter_mut().zip(other.seen).zip(known) {
+            let more = count.operations.saturating_sub(known.operations);
+            sum.operations = sum.operations.saturating_add(more);
+            sum.bytes = sum.bytes.saturating_add(count.bytes.saturating_sub(known.bytes));
+        }
+        self.unresolved = self.unresolved.saturating_add(std::mem::take(&mut other.unresolved));
     }
 
     /// Returns whether no operation of it is to come: its queue is gone.
@@ -176,7 +192,10 @@ impl Stream {
             timed_share: timed_share(kinds.iter()),
             lost,
             clocks,
-            stream: if self.is_joined { "former".to_owned() } else { self.key.id.to_string() },
+            stream: match self.reported {
+                Reported::ForOthers => "others".to_owned(),
+                _ => self.key.id.to_string(),
+            },
             device: self.key.device,
             priority: self.key.priority,
             simulated: self.key.simulated,

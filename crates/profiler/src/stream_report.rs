@@ -85,7 +85,7 @@ pub struct StreamReport {
     pub lost: u64,
     /// Clocks of its device, with their errors.
     pub clocks: Vec<ClockReport>,
-    /// Number of the stream's timeline in this process; `former` for all of a device and priority that are gone, once there are many.
+    /// Number of the stream's timeline in this process; `others` for all of a device and priority that are gone or beyond 256, once there are 256.
     pub stream: String,
     /// Its device.
     pub device: DeviceId,

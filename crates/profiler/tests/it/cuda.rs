@@ -45,7 +45,18 @@ pub(crate) fn setup_with(profiler: StreamProfiler) -> (EndCheck, Arc<CudaBackend
 
 #[test]
 fn streams_that_are_gone_are_joined_and_none_of_their_operations_is_lost() {
+    joins_streams(false);
+}
+
+#[test]
+fn streams_beyond_many_are_counted_together() {
+    joins_streams(true);
+}
+
+/// Fills on one stream after another, which may be kept.
+fn joins_streams(are_kept: bool) {
     const STREAMS: u64 = 600;
+    let mut kept = Vec::new();
     let (test, backend, profiler) = setup();
     let device = backend.device(test.ordinal()).unwrap();
     let there = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 1000).unwrap();
@@ -53,7 +64,12 @@ fn streams_that_are_gone_are_joined_and_none_of_their_operations_is_lost() {
         let stream = CudaStream::new(device).unwrap();
         let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(number as u8) };
         submit(&stream, &fill, Timing::Off).unwrap().wait().unwrap();
-        drop(stream);
+        if number == STREAMS - 1 {
+            let others = profiler.get_stream_report(&stream).unwrap();
+            let expected = if are_kept { ("others", STREAMS - 256) } else { (&*others.stream, 1) };
+            assert_eq!((&*others.stream, others.operations()), expected);
+        }
+        kept.extend(Some(stream).filter(|_| are_kept));
         if number % 50 == 0 {
             drop(profiler.get_comprehensive_report());
         }
@@ -63,8 +79,8 @@ fn streams_that_are_gone_are_joined_and_none_of_their_operations_is_lost() {
     let timed = report.streams.iter().flat_map(|stream| &stream.kinds).map(|kind| kind.running.count);
     assert_eq!((sum, timed.sum::<u64>(), report.lost), (STREAMS, STREAMS, 0));
     assert!(report.streams.len() <= 257 && report.directions[0].all_timed, "{}", report.streams.len());
-    assert_eq!(report.streams.last().unwrap().stream, "former");
-    drop((profiler, there, backend));
+    assert_eq!(report.streams.last().unwrap().stream, "others");
+    drop((profiler, there, kept, backend));
     test.assert_no_live_objects();
 }
 
