@@ -41,6 +41,8 @@ struct Recorded {
     recording: Box<dyn EngineRecording>,
     simulated: bool,
     map: ClockMap,
+    /// Records that were lost, by this recording.
+    lost: u64,
 }
 
 /// A timed operation whose records are not complete.
@@ -143,6 +145,7 @@ pub(crate) struct Engines {
     requests: u64,
     patience: Patience,
     last: Option<Instant>,
+    /// Records that did not come, and those that recordings that ended had lost.
     lost: u64,
     /// The clock of a recording that ended.
     former: Option<ClockMap>,
@@ -171,7 +174,7 @@ impl Engines {
         self.origin = Some(origin);
         self.was_paused |= self.former.is_some();
         self.without_migrations = recording.records_migrations().err().map(|error| error.to_string());
-        self.recordings.push(Recorded { recording, simulated, map });
+        self.recordings.push(Recorded { recording, simulated, map, lost: 0 });
         Ok(())
     }
 
@@ -185,6 +188,7 @@ impl Engines {
 
     /// Ends all recordings. What is known stays.
     pub(crate) fn stop(&mut self) -> Vec<Box<dyn EngineRecording>> {
+        self.lost = self.lost();
         self.timed.clear();
         self.waiting.clear();
         self.sources.clear();
@@ -255,7 +259,7 @@ impl Engines {
         for (index, recorded) in self.recordings.iter_mut().enumerate() {
             // A library that fails has lost some.
             let lost = recorded.recording.take(&mut records, request == Request::Last).unwrap_or(1);
-            self.lost = self.lost.saturating_add(lost);
+            recorded.lost = recorded.lost.saturating_add(lost);
             // After its records, all of which it covers.
             let _unread = recorded.map.read();
             self.was_set |= recorded.map.is_unrelated();
@@ -367,9 +371,15 @@ impl Engines {
         known
     }
 
-    /// Returns the records that are missing for lack of room, since they were not complete, or since they did not come.
+    /// Returns the records that are missing for lack of room, since they were not complete, or since they did not come. What a library lost is told
+    /// to each of its recordings: the one that lost most counts.
     pub(crate) fn lost(&self) -> u64 {
-        self.lost
+        let lost = self.recordings.iter().map(|recorded| recorded.lost);
+        let most = match transload_core::mutant!("profiler/losses-of-two-recordings") {
+            false => lost.max(),
+            true => Some(lost.sum()),
+        };
+        self.lost.saturating_add(most.unwrap_or(0))
     }
 
     /// Returns why migrations are not recorded, or were not.
@@ -387,7 +397,7 @@ impl Engines {
 
     /// Returns whether nothing is missing from the first record to the last, so that times without one are known.
     fn is_whole(&self) -> bool {
-        !self.was_paused && !self.was_set && self.lost == 0
+        !self.was_paused && !self.was_set && self.lost() == 0
             || transload_core::mutant!("profiler/engine-gaps-are-known")
     }
 

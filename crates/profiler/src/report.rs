@@ -225,6 +225,7 @@ pub struct ProfilerReport {
     /// are recorded, and the largest number if that clock was set meanwhile. Their lengths do not have it.
     pub engine_clock_error_ns: Option<u64>,
     /// Records of engines that had no room, or were not complete; and timed copies, fills and kernels without a record 10 s after their end, or when recording or a trace ended.
+    /// While two backends record, what the one lost that lost more: losses of the driver's library are told to both.
     pub engine_records_lost: u64,
     /// Timed operations that are not complete yet.
     pub outstanding: u64,

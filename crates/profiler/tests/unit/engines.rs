@@ -244,3 +244,23 @@ fn work_that_two_recordings_of_a_device_tell_counts_once() {
     let told = engines.migrations.reports().into_iter().map(|it| (it.to_device, it.faults));
     assert_eq!(told.collect::<Vec<_>>(), [(0, 1), (1, 0), (1, 0)]);
 }
+
+#[test]
+fn loss_that_is_told_to_two_recordings_counts_once() {
+    let (mut engines, batches) = engines();
+    let (other, clock) = (Batches::default(), Arc::clone(Stamp::of_host(Instant::now()).clock()));
+    let fake = Fake { clock, batches: Arc::clone(&other) };
+    engines.add(Box::new(fake), false, Instant::now()).unwrap();
+    // What the library lost between two requests of a round is told to one of them by the next round.
+    for (of_one, of_other, lost) in [(7, 7, 7), (0, 2, 9), (2, 0, 9), (0, 0, 9)] {
+        batches.lock().push_back(Ok((Vec::new(), of_one)));
+        other.lock().push_back(Ok((Vec::new(), of_other)));
+        assert_eq!((collect(&mut engines), engines.lost()), (vec![], lost));
+    }
+    drop(engines.stop());
+    assert_eq!(engines.lost(), 9, "what was lost stays");
+    let clock = Arc::clone(Stamp::of_host(Instant::now()).clock());
+    engines.add(Box::new(Fake { clock, batches: Arc::clone(&batches) }), false, Instant::now()).unwrap();
+    batches.lock().push_back(Ok((Vec::new(), 1)));
+    assert_eq!((collect(&mut engines), engines.lost()), (vec![], 10));
+}
