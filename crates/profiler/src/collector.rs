@@ -2,11 +2,15 @@
 
 mod reporting;
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Instant,
+};
 
 use transload_core::{
-    ClockId, DeviceId, EngineRecording, KnownCosts, OperationKind, OperationRecord, Result, SizeClass, Stamp,
-    TransferMethod, TransferPath, TransferReport,
+    ClockId, DeviceClock, DeviceId, EngineRecording, KnownCosts, OperationKind, OperationRecord, Result,
+    SizeClass, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
@@ -18,7 +22,7 @@ use crate::{
     idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
     open_transfers::OpenTransfers,
-    pending::{Enqueued, KnownClock, Pending, Resolved},
+    pending::{Begin, Enqueued, KnownClock, OpenBegin, Pending, Resolved},
     report::{ClockReport, Direction},
     statistics::Times,
     streams::Streams,
@@ -50,6 +54,8 @@ pub(crate) struct Collector {
     origin: Instant,
     capacity: usize,
     streams: Streams,
+    /// Begins of operations that are not ended, and not known.
+    open: Vec<Weak<OpenBegin>>,
     /// Timed operations that are not counted yet.
     outstanding: usize,
     clocks: BTreeMap<ClockId, KnownClock>,
@@ -75,6 +81,7 @@ impl Collector {
             origin,
             capacity,
             streams: Streams::default(),
+            open: Vec::new(),
             outstanding: 0,
             clocks: BTreeMap::new(),
             former_clocks: Vec::new(),
@@ -105,6 +112,9 @@ impl Collector {
         }
         self.clocks.values_mut().for_each(KnownClock::renew);
         self.resolve();
+        let is_open =
+            |begin: &Weak<OpenBegin>| begin.upgrade().is_some_and(|it| matches!(it.time(), Ok(None)));
+        self.open.retain(is_open);
         self.streams.look();
         self.count_resolved(read);
         self.request_records(if read { Request::Now } else { Request::IfDue });
@@ -145,6 +155,14 @@ impl Collector {
     fn take(&mut self, message: Message, inbox: &Inbox) {
         match message {
             Message::Operation(record, thread) => self.add(record, thread, inbox),
+            Message::Begun(begin) => {
+                let has_room = self.open.len() < self.capacity
+                    && !transload_core::mutant!("profiler/begins-are-followed");
+                if let Some(known) = begin.upgrade().filter(|_| has_room) {
+                    self.know_clock(known.clock());
+                    self.open.push(begin);
+                }
+            }
             Message::Named(named, thread) => self.add_named(named, thread, inbox),
             Message::Submitted { report, begun, end, thread } => {
                 let begun = since(self.origin, begun);
@@ -184,7 +202,7 @@ impl Collector {
                 inbox,
             );
         }
-        self.know_clock(&record.begin);
+        self.know_clock(record.begin.clock());
         let Some(stream) = self.streams.entry(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
         let is_wait = record.info.kind == OperationKind::Wait;
@@ -197,7 +215,7 @@ impl Collector {
             record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
         self.engines.enqueued(id, &operation, Some(submitted).filter(|_| !has_waited), self.capacity);
-        stream.pending.push_back(Pending::new(operation, begin, end));
+        stream.pending.push_back(Pending::new(operation, Begin::Stamp(begin), end));
         self.outstanding += 1;
         if let Some(trace) = &mut self.trace {
             self.transfers.enqueued(transfer, self.capacity);
@@ -224,7 +242,7 @@ impl Collector {
         let NamedOperation { queue, name, info, enqueued, submitted, time } = named;
         let is_full = self.outstanding >= self.capacity;
         if let NamedTime::Stamped(begin, _) = &time {
-            self.know_clock(begin);
+            self.know_clock(begin.clock());
             if !is_full {
                 self.enqueued(&queue, (&name, info.bytes), (enqueued, submitted), thread, inbox);
             }
@@ -250,7 +268,7 @@ impl Collector {
                 let (transfer, id, point, waits_for) = (None, None, None, None);
                 let operation = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued };
                 if let Some(stream) = self.streams.entry(queue, inbox) {
-                    stream.pending.push_back(Pending::new(operation, begin, end));
+                    stream.pending.push_back(Pending::new(operation, Begin::Open(begin), end));
                 }
                 self.outstanding += 1;
             }
@@ -284,8 +302,8 @@ impl Collector {
     }
 
     /// Has the clock read before the first instant that it is asked for.
-    fn know_clock(&mut self, stamp: &Stamp) {
-        let _unknown = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
+    fn know_clock(&mut self, clock: &Arc<dyn DeviceClock>) {
+        let _unknown = KnownClock::of(&mut self.clocks, clock, self.origin);
     }
 
     fn count(&mut self, clock: ClockId, resolved: &Resolved) {

@@ -4,7 +4,10 @@ use std::{
     borrow::Cow,
     cell::Cell,
     collections::BTreeMap,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +18,8 @@ use transload_core::{
     DeviceId, Fence, Observer, OperationInfo, OperationKind, OperationRecord, OperationSampling,
     OperationSink, Stamp, StreamPriority, TimelineId, TransferEvent, TransferId, TransferReport, Wanted,
 };
+
+use crate::pending::OpenBegin;
 
 /// A queue, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +50,7 @@ pub(crate) enum NamedTime {
     /// What the caller said.
     Given(Duration),
     /// Both ends.
-    Stamped(Stamp, Stamp),
+    Stamped(Arc<OpenBegin>, Stamp),
 }
 
 /// How a transfer ended for its submitter.
@@ -59,8 +64,15 @@ pub(crate) enum TransferEnd {
 #[derive(Debug)]
 pub(crate) enum Message {
     Operation(OperationRecord, u64),
+    /// The begin of an operation that the user has not ended.
+    Begun(Weak<OpenBegin>),
     Named(NamedOperation, u64),
-    Submitted { report: TransferReport, begun: Instant, end: Option<Fence>, thread: u64 },
+    Submitted {
+        report: TransferReport,
+        begun: Instant,
+        end: Option<Fence>,
+        thread: u64,
+    },
     Ended(TransferReport, TransferEnd, Instant),
 }
 
@@ -135,6 +147,12 @@ impl Inbox {
                 record.tally.time_next();
             }
         }
+    }
+
+    /// Has the collector ask for a begin as soon as its queue has reached it: a driver tells what is long ago in coarser steps.
+    pub(crate) fn begun(&self, begin: &Arc<OpenBegin>) {
+        // Without room it is asked for with the end.
+        let _full = self.messages.push(Message::Begun(Arc::downgrade(begin)));
     }
 
     pub(crate) fn pop(&self) -> Option<Message> {
@@ -265,8 +283,6 @@ impl NamedOperation {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use transload_backend_cpu::CpuBackend;
     use transload_core::{Backend, MemoryKind, Operation, Timing, WorkloadType, submit};
 

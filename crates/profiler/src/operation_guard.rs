@@ -1,14 +1,15 @@
 //! An operation that the caller begins and ends.
 
-use std::{fmt, time::Instant};
+use std::{fmt, sync::Arc, time::Instant};
 
-use transload_core::{Queue, Result, Stamp};
+use transload_core::{Queue, Result};
 
 #[cfg(feature = "nvtx")]
 use crate::nvtx;
 use crate::{
     StreamProfiler,
     inbox::{NamedOperation, NamedTime},
+    pending::OpenBegin,
 };
 
 /// An operation of the caller's on a queue, from [`StreamProfiler::operation`]. Its drop ends it.
@@ -16,7 +17,7 @@ use crate::{
 pub struct OperationGuard<'a> {
     pub(crate) profiler: StreamProfiler,
     pub(crate) queue: &'a dyn Queue,
-    pub(crate) begun: Option<(NamedOperation, Stamp)>,
+    pub(crate) begun: Option<(NamedOperation, Arc<OpenBegin>)>,
     #[cfg(feature = "nvtx")]
     pub(crate) range: Option<nvtx::Range>,
 }

@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, VecDeque, btree_map::Entry},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -27,17 +27,53 @@ pub(crate) struct Enqueued {
     pub(crate) enqueued: Instant,
 }
 
+/// The begin of an operation that may end much later.
+#[derive(Debug)]
+pub(crate) struct OpenBegin {
+    stamp: Stamp,
+    /// Once it was seen.
+    at: OnceLock<i64>,
+}
+
+impl OpenBegin {
+    pub(crate) fn new(stamp: Stamp) -> Arc<Self> {
+        Arc::new(Self { stamp, at: OnceLock::new() })
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn DeviceClock> {
+        self.stamp.clock()
+    }
+
+    /// Returns the instant once the queue has reached it, which is asked for once.
+    ///
+    /// # Errors
+    /// The driver's, if it will never be known.
+    pub(crate) fn time(&self) -> Result<Option<i64>> {
+        if let Some(at) = self.at.get() {
+            return Ok(Some(*at));
+        }
+        let time = self.stamp.time()?;
+        Ok(time.map(|at| *self.at.get_or_init(|| at)))
+    }
+}
+
+/// Where an operation began.
+pub(crate) enum Begin {
+    Stamp(Stamp),
+    Open(Arc<OpenBegin>),
+}
+
 /// An operation whose instants are not known.
 pub(crate) struct Pending {
     pub(crate) operation: Enqueued,
-    begin: Stamp,
+    begin: Begin,
     pub(crate) end: Stamp,
     /// The begin, once it was seen.
     begun: Option<i64>,
 }
 
 impl Pending {
-    pub(crate) fn new(operation: Enqueued, begin: Stamp, end: Stamp) -> Self {
+    pub(crate) fn new(operation: Enqueued, begin: Begin, end: Stamp) -> Self {
         Self { operation, begin, end, begun: None }
     }
 
@@ -47,7 +83,10 @@ impl Pending {
     /// The driver's, if they will never be known.
     pub(crate) fn times(&mut self) -> Result<Option<(i64, i64)>> {
         if self.begun.is_none() {
-            self.begun = self.begin.time()?;
+            self.begun = match &self.begin {
+                Begin::Stamp(stamp) => stamp.time(),
+                Begin::Open(begin) => begin.time(),
+            }?;
         }
         let Some(begun) = self.begun else { return Ok(None) };
         Ok(self.end.time()?.map(|end| (begun, end)))
@@ -220,7 +259,7 @@ mod tests {
                 QueueKey { id, device: clock.device(), priority: StreamPriority::Normal, simulated: false };
             let mut named = NamedOperation::new(queue, "one".into(), OperationKind::Kernel, 0);
             let [begin, end] = [begin, end].map(|at| Stamp::new(Arc::clone(clock) as _, at));
-            named.time = NamedTime::Stamped(begin, end);
+            named.time = NamedTime::Stamped(OpenBegin::new(begin), end);
             self.inbox.push(Message::Named(named, 1));
         }
 
@@ -319,6 +358,27 @@ mod tests {
         clock.is_coarse.store(true, Ordering::Relaxed);
         profiled.collector.collect(&profiled.inbox, true);
         assert_eq!(profiled.time_of(stream), 750_000 - 110_000);
+    }
+
+    #[test]
+    fn begin_is_asked_for_before_the_operation_is_ended() {
+        let mut profiled = Profiled::new();
+        let clock = Clock::new(SELDOM);
+        let (id, device, priority) = (next_timeline_id(), clock.device(), StreamPriority::Normal);
+        let queue = QueueKey { id, device, priority, simulated: false };
+        let mut named = NamedOperation::new(queue, "one".into(), OperationKind::Kernel, 0);
+        let begin = OpenBegin::new(Stamp::new(Arc::clone(&clock) as _, 110_000));
+        profiled.inbox.begun(&begin);
+        clock.reached.store(0, Ordering::Relaxed);
+        profiled.collector.collect(&profiled.inbox, false);
+        clock.reached.store(u64::MAX, Ordering::Relaxed);
+        profiled.collector.collect(&profiled.inbox, false);
+        // By now it is long ago.
+        clock.is_coarse.store(true, Ordering::Relaxed);
+        named.time = NamedTime::Stamped(begin, Stamp::new(Arc::clone(&clock) as _, 900_000));
+        profiled.inbox.push(Message::Named(named, 1));
+        profiled.collector.collect(&profiled.inbox, true);
+        assert_eq!(profiled.time_of(id), 750_000 - 110_000);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::{
     gauges::Gauges,
     idle_pinned::Reading,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey},
+    pending::OpenBegin,
     timeline::TimelineTrace,
     unavailable::{self, UnavailableDevice},
 };
@@ -251,7 +252,8 @@ impl StreamProfiler {
     }
 
     /// Begins an operation of the caller on a queue, such as launches by its raw handle, and stamps the queue. The end is stamped when the
-    /// guard is dropped, or by [`OperationGuard::end`]. If the profiler is disabled, nothing is recorded.
+    /// guard is dropped, or by [`OperationGuard::end`]. If the profiler is disabled, nothing is recorded. The begin is as exact as the end however long the guard lives, unless the
+    /// profiler is disabled meanwhile: CUDA tells an instant of T seconds ago in steps of up to T/8 µs.
     ///
     /// # Errors
     /// Those of [`Queue::stamp`].
@@ -275,6 +277,8 @@ impl StreamProfiler {
                 guard.range =
                     self.shared.inbox.ranges().map(|it| nvtx::Range::start(it.tool, &named.name, 0));
             }
+            let begin = OpenBegin::new(begin);
+            self.shared.inbox.begun(&begin);
             guard.begun = Some((named, begin));
         }
         Ok(guard)
