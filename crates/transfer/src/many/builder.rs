@@ -154,13 +154,14 @@ impl<'a> CopyManyBuilder<'a> {
         let Self { manager, pairs, options, wanted, extras: BuilderExtras { after, queue } } = self;
         let extras =
             Extras { after: &after, queue: queue.map(|queue| queue as _), waits, ..Extras::default() };
+        let mut id = None;
         if let Listed::Blocks(blocks) = &pairs
-            && let Some(transfer) = manager.submit_blocks(blocks, wanted, (&options, &extras))
+            && let Some(transfer) = manager.submit_blocks(blocks, wanted, (&options, &extras), &mut id)
         {
             return transfer;
         }
         let submitted =
-            ManyCopies::new(pairs.into_pairs(), wanted).attempt(manager, (&options, &extras), None);
+            ManyCopies::new(pairs.into_pairs(), wanted, id).attempt(manager, (&options, &extras), None);
         // Only tasks are deferred.
         submitted.unwrap_or_else(|_| CopyManyTransfer::refused(&manager.context, would_block()))
     }
@@ -201,7 +202,7 @@ impl<'a> CopyManyBuilder<'a> {
             after,
             queue: queue.map(SharedQueue::share),
             waited: false,
-            work: OwnedList(ManyCopies::new(pairs.into_pairs().into_owned(), wanted)),
+            work: OwnedList(ManyCopies::new(pairs.into_pairs().into_owned(), wanted, None)),
         };
         task.submit()
     }

@@ -39,6 +39,8 @@ const FEW: usize = 64;
 pub(super) struct ManyCopies<'a> {
     pub(super) list: List<'a>,
     pub(super) wanted: ListOptions,
+    /// That of its first group, if it was asked for already.
+    id: Option<Option<TransferId>>,
     /// `None` until the list was checked.
     checked: Option<Checked>,
 }
@@ -64,8 +66,8 @@ fn lane_of(list: &[Pair]) -> DeviceId {
 }
 
 impl<'a> ManyCopies<'a> {
-    pub(super) fn new(list: List<'a>, wanted: ListOptions) -> Self {
-        Self { list, wanted, checked: None }
+    pub(super) fn new(list: List<'a>, wanted: ListOptions, id: Option<Option<TransferId>>) -> Self {
+        Self { list, wanted, id, checked: None }
     }
 
     /// Submits what is left. Blocks the thread if there is no task, which says whether it may be slow.
@@ -85,7 +87,7 @@ impl<'a> ManyCopies<'a> {
         let checked = match &mut self.checked {
             Some(checked) => checked,
             none => match Checked::new(manager, list, self.wanted, (options, extras)) {
-                Ok(checked) => none.insert(checked),
+                Ok(checked) => none.insert(Checked { id: self.id, ..checked }),
                 Err(bad) => return Ok(refused(manager, list.len(), bad)),
             },
         };
@@ -188,15 +190,18 @@ impl Checked {
 }
 
 impl CrossBackendTransferManager {
-    /// Submits a list of blocks as one transfer, without making its pairs. `None` if nothing was submitted: the pairs are to be submitted.
+    /// Submits a list of blocks as one transfer, without making its pairs. `None` if nothing was submitted: the pairs are to be submitted, with
+    /// the id if it was asked for.
     pub(super) fn submit_blocks(
         &self,
         blocks: &BlockList,
         wanted: ListOptions,
         (options, extras): (&TransferOptions, &Extras<'_>),
+        asked: &mut Option<Option<TransferId>>,
     ) -> Option<CopyManyTransfer> {
         let group = Group::of_blocks(blocks).filter(|_| extras.after.is_empty())?;
         let id = self.context.transfer_id(group.input.bytes);
+        *asked = Some(id).filter(|_| !transload_core::mutant!("transfer/blocks-are-asked-for-once"));
         let extras = Extras { id, waits: extras.waits && id.is_none(), ..*extras };
         let mut transfer = CopyManyTransfer::new(&self.context, blocks.len());
         transfer.add_group(None);

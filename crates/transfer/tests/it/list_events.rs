@@ -171,3 +171,17 @@ fn list_by_pairs_that_failed_before_its_handle_is_dropped_has_failed() {
     let names: Vec<_> = told.events.lock().iter().map(|event| event.0).collect();
     assert_eq!(names, ["submitted", "failed"]);
 }
+
+#[test]
+fn blocks_that_go_as_pairs_are_asked_for_once() {
+    let (told, _backend, manager) = observed();
+    let src = manager.allocate_for(MOCK, MemoryKind::Pinned, 64).unwrap();
+    let dst = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
+    set_bytes(&src, 1);
+    let blocks = manager.copy_blocks((&[src], &[0, 2, 4, 6]), (std::slice::from_ref(&dst), &[7, 5, 3, 1]), 8);
+    blocks.unwrap().wait().unwrap();
+    assert_eq!(bytes(&dst)[8..16], [1; 8]);
+    let events: Vec<_> = told.events.lock().iter().map(|event| (event.0, event.2, event.3)).collect();
+    assert_eq!(events, [("submitted", 32, 4), ("completed", 32, 4)]);
+    assert_eq!(told.asked.load(Ordering::Relaxed), 1);
+}
