@@ -98,21 +98,22 @@ impl RecordedTransfers {
             Work::Graph(graph) => return self.add(graph.replay(), Pairs::Group(index), transfer),
             Work::Anew(group, pairs) => (group, pairs),
         };
-        let extras = |bytes| Extras { id: self.manager.context.transfer_id(bytes), ..Extras::default() };
+        let id = self.manager.context.transfer_id(group.input.bytes);
+        let extras = Extras { id, ..Extras::default() };
         let (options, wanted) =
             (&self.options, ListOptions { exclusive: self.by_kernel, ..ListOptions::default() });
-        if let Some(whole) = self.manager.submit_group(
-            group,
-            Pieces::Pairs(pairs),
-            wanted,
-            (options, &extras(group.input.bytes)),
-        ) {
+        let pieces = Pieces::Pairs(pairs);
+        if let Some(whole) = self.manager.submit_group(group, pieces, wanted, (options, &extras)) {
             return self.add(whole, Pairs::Group(index), transfer);
         }
-        pairs.iter().enumerate().try_for_each(|(pair, (src, dst))| {
-            let one = self.manager.attempt(src, dst, options, Some(&extras(src.len() as u64)));
+        transfer.begin_singles(index, id);
+        let added = pairs.iter().enumerate().try_for_each(|(pair, (src, dst))| {
+            let extras = Extras { id: transfer.part_id(index), ..Extras::default() };
+            let one = self.manager.attempt(src, dst, options, Some(&extras));
             self.add(one, Pairs::One(index, pair), transfer)
-        })
+        });
+        transfer.end_singles(index);
+        added
     }
 
     /// Adds a transfer of some of the pairs. Breaks if it was refused and later ones may depend on it, which then fail too.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use transload_core::{
     DeviceId, ErrorKind, Fence, MemoryKind, Observer, RawBuffer, TransferEvent, TransferReport, Wanted,
 };
-use transload_transfer::CrossBackendTransferManager;
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     MOCK, Mock, is_at_rest,
@@ -184,4 +184,31 @@ fn blocks_that_go_as_pairs_are_asked_for_once() {
     let events: Vec<_> = told.events.lock().iter().map(|event| (event.0, event.2, event.3)).collect();
     assert_eq!(events, [("submitted", 32, 4), ("completed", 32, 4)]);
     assert_eq!(told.asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn replay_by_pairs_has_the_events_of_one_transfer() {
+    let (told, backend, manager) = observed();
+    // More than a graph records.
+    let pairs = pairs(&manager, 5, MemoryKind::Pinned);
+    let recorded = manager.record(&pairs, &TransferOptions::new()).unwrap();
+    let events = || std::mem::take(&mut *told.events.lock());
+    let report = recorded.replay().wait().unwrap();
+    let id = report.groups[0].id.map(|id| id.get());
+    let told_once = events();
+    assert_eq!(
+        told_once.iter().map(|it| (it.0, it.2, it.3)).collect::<Vec<_>>(),
+        [("submitted", 40, 5), ("completed", 40, 5)]
+    );
+    assert!(told_once.iter().all(|event| Some(event.1) == id));
+    assert_eq!(told.asked.load(Ordering::Relaxed), 1);
+    assert!(are_copied(&pairs));
+    // The list, which then goes by pairs, and the first of these.
+    backend.refuse_next(ErrorKind::Unsupported);
+    backend.refuse_next(ErrorKind::Device);
+    assert_eq!(recorded.replay().wait().unwrap_err().pairs, [0]);
+    let events: Vec<_> = events().iter().map(|event| (event.0, event.2, event.3)).collect();
+    assert_eq!(events, [("submitted", 40, 5), ("failed", 40, 5)]);
+    drop((recorded, pairs));
+    assert!(is_at_rest(&manager));
 }
