@@ -333,7 +333,7 @@ impl StreamProfiler {
     }
 
     /// Returns the report of a queue's stream; `None` if it had no operation. Reads the clocks, which takes some ten microseconds a
-    /// device; does not wait for work in flight.
+    /// device; does not wait for work in flight, except for the clock of a Vulkan device that the host cannot read.
     #[must_use]
     pub fn get_stream_report(&self, queue: &dyn Queue) -> Option<StreamReport> {
         let collector = self.shared.collect(true);

@@ -111,6 +111,7 @@ pub(super) fn create(
         // As wgpu opens it.
         let mut extensions = lower.required_device_extensions(*required_features);
         extensions.extend(properties.exports_semaphores.then_some(khr::external_semaphore_fd::NAME));
+        extensions.extend(properties.reads_clock.then_some(ash::ext::calibrated_timestamps::NAME));
         // wgpu's barriers name the family 0 twice. Without this, that is not valid for buffers that queues of several families use.
         let synchronizes = !copies.is_empty()
             && lower.physical_device_capabilities().supports_extension(khr::synchronization2::NAME);

@@ -99,6 +99,8 @@ pub(crate) struct Vulkan {
     largest_bound: u64,
     /// The unit of the queue's timestamps, if they have 64 bits.
     pub(crate) nanoseconds_per_tick: Option<f64>,
+    /// How the host reads the clock of its timestamps, if it can.
+    calibrated: Option<ash::ext::calibrated_timestamps::Device>,
     /// Whether wgpu lost the device. Not known of devices of others.
     wgpu_lost: Arc<AtomicBool>,
     /// The thread on which wgpu submits, under the lock of its queue. It may call callbacks of its user there.

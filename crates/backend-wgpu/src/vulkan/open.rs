@@ -98,6 +98,8 @@ fn make(
     let exports_semaphores =
         lower.enabled_device_extensions().contains(&ash::khr::external_semaphore_fd::NAME)
             && properties.exports_semaphores;
+    let reads_clock = lower.enabled_device_extensions().contains(&ash::ext::calibrated_timestamps::NAME)
+        && properties.reads_clock;
     drop(lower);
     // SAFETY: the physical device is one of the instance, which the device keeps.
     let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
@@ -123,6 +125,7 @@ fn make(
     let vulkan = Vulkan {
         id,
         blocks: Blocks::new(&instance, &raw, physical),
+        calibrated: reads_clock.then(|| ash::ext::calibrated_timestamps::Device::new(&instance, &raw)),
         is_locked,
         raw,
         instance,

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use ash::{khr, vk};
+use ash::{ext::calibrated_timestamps, khr, vk};
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::hal::vulkan::InstanceShared;
 
@@ -14,6 +14,8 @@ pub(super) struct Properties {
     pub(super) has_budget: bool,
     /// Whether timeline semaphores can be exported. Some drivers export others only, or as other handles only.
     pub(super) exports_semaphores: bool,
+    /// Whether the host can read the clock of its timestamps.
+    pub(super) reads_clock: bool,
     pub(super) nanoseconds_per_tick: f64,
     /// Most bytes that a shader has bound as one buffer; 0 where the shader of lists cannot run.
     pub(super) largest_bound: u64,
@@ -48,6 +50,8 @@ impl Properties {
             has_budget: has(ash::ext::memory_budget::NAME),
             exports_semaphores: has(khr::external_semaphore_fd::NAME)
                 && exports_timelines(instance, physical),
+            reads_clock: has(calibrated_timestamps::NAME)
+                && reads_clock(&calibrated_timestamps::Instance::new(shared.entry(), instance), physical),
             nanoseconds_per_tick: f64::from(core.limits.timestamp_period),
             largest_bound: if runs_pieces(&core.limits) {
                 core.limits.max_storage_buffer_range.into()
@@ -56,6 +60,12 @@ impl Properties {
             },
         })
     }
+}
+
+fn reads_clock(instance: &calibrated_timestamps::Instance, physical: vk::PhysicalDevice) -> bool {
+    // SAFETY: the physical device is one of the instance, and has the extension.
+    let clocks = unsafe { instance.get_physical_device_calibrateable_time_domains(physical) };
+    clocks.is_ok_and(|clocks| clocks.contains(&vk::TimeDomainEXT::DEVICE))
 }
 
 fn exports_timelines(instance: &ash::Instance, physical: vk::PhysicalDevice) -> bool {

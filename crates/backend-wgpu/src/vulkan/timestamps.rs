@@ -52,7 +52,7 @@ impl Slots {
 }
 
 /// Returns ticks of a period in nanoseconds. Some devices count from 1970: as a floating-point number these would be multiples of 256.
-fn nanoseconds(ticks: u64, period: f64) -> i64 {
+pub(super) fn nanoseconds(ticks: u64, period: f64) -> i64 {
     let fixed = (period * f64::from(1_u32 << 31)) as u128;
     i64::try_from((u128::from(ticks) * fixed) >> 31).unwrap_or(i64::MAX)
 }
