@@ -368,7 +368,7 @@ fn earlier_calibration_that_cannot_be_read_is_not_replaced() {
     let before = fs::read(&file).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     if fs::File::open(&file).is_ok() {
-        println!("skipped: this user may read everything");
+        println!("skipped: needs a user who may not read everything");
         return;
     }
     assert_eq!(cancel(&over(&file)).stored.unwrap_err().kind(), ErrorKind::Io);

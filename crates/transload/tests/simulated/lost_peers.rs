@@ -12,7 +12,7 @@ const BYTES: usize = 4096;
 fn assert_only_lost(setup: &Setup, lost: usize) {
     let host = setup.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
     let there = setup.on(1 - lost, BYTES);
-    setup.manager.copy(&host, &there).wait().expect("the other device is well");
+    setup.manager.copy(&host, &there).wait().unwrap();
     setup.manager.copy(&there, &host).wait().unwrap();
 }
 
