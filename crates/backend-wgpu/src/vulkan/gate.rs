@@ -91,13 +91,10 @@ pub(super) fn show<'a>(queue: vk::Queue, others: impl IntoIterator<Item = &'a Ar
     }
 }
 
-/// Has later submissions to a queue use no semaphore of the others. Returns whether earlier ones may.
-pub(super) fn hide<'a>(queue: vk::Queue, others: impl Iterator<Item = &'a Arc<Submissions>> + Clone) -> bool {
-    let Some(gate) = gate_of(queue) else { return false };
-    let mut shown = gate.lock.lock();
-    let before = shown.len();
-    shown.retain(|(shown, _)| !others.clone().any(|other| Arc::ptr_eq(shown, other)));
-    shown.len() < before
+/// Has later submissions to a queue use no semaphore of the others.
+pub(super) fn hide<'a>(queue: vk::Queue, others: impl Iterator<Item = &'a Arc<Submissions>> + Clone) {
+    let Some(gate) = gate_of(queue) else { return };
+    gate.lock.lock().retain(|(shown, _)| !others.clone().any(|other| Arc::ptr_eq(shown, other)));
 }
 
 /// Returns what a submission waits for, to see what the others have written since the one before.

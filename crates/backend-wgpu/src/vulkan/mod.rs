@@ -82,6 +82,8 @@ pub(crate) struct Vulkan {
     pub(crate) copy_queues: Vec<VulkanQueue>,
     /// Whether all submissions to wgpu's queue go through its [gate]. Otherwise they are left to wgpu.
     pub(crate) is_locked: bool,
+    /// Whether others submit to wgpu's queue, too: it is a framework's.
+    pub(crate) is_shared: bool,
     memory: vk::PhysicalDeviceMemoryProperties,
     /// Memory that small allocations share.
     pub(crate) blocks: Blocks,

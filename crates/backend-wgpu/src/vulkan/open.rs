@@ -127,6 +127,7 @@ fn make(
         blocks: Blocks::new(&instance, &raw, physical),
         calibrated: reads_clock.then(|| ash::ext::calibrated_timestamps::Device::new(&instance, &raw)),
         is_locked,
+        is_shared: !is_own,
         raw,
         instance,
         physical,

@@ -272,14 +272,21 @@ impl Drop for DeviceState {
     /// Waits: what is in flight uses the staging buffers, and wgpu's queue the semaphores of the others.
     fn drop(&mut self) {
         let copiers = self.copiers.iter().map(|line| &line.queue);
-        if gate::hide(self.queue.queue.raw, copiers) {
-            // After what a framework has submitted. A lost device runs nothing more, or keeps its semaphores.
+        copiers.clone().for_each(|queue| queue.block_until(queue.enqueued()));
+        if self.queue.vulkan.is_shared && !self.copiers.is_empty() {
             // SAFETY: there are no commands.
-            let _last = unsafe { self.queue.submit(&[], &[]) };
+            let see = || unsafe { self.queue.submit(&[], &self.copied()) };
+            // What a framework submits later sees what these wrote, also before they are hidden. If it is refused, the next one does that.
+            let _first = see();
+            gate::hide(self.queue.queue.raw, copiers);
+            // After what the framework has submitted until now, which may wait for their semaphores.
+            if let Err(error) = see()
+                && !self.queue.is_idle()
+            {
+                self.queue.lock_and_lose(error);
+            }
         }
-        for line in self.lines() {
-            line.queue.block_until(line.queue.enqueued());
-        }
+        self.queue.block_until(self.queue.enqueued());
     }
 }
 

@@ -420,7 +420,7 @@ impl Submissions {
     }
 
     /// Waits until nothing is in flight. Returns `false` if that cannot be known. Returns in finite time, also for a lost device.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         #[cfg(test)]
         if self.hides_idle.load(Ordering::Relaxed) {
             return false;

@@ -5,7 +5,11 @@ use transload_core::{
 };
 
 use super::{
-    super::{gate, queue::WgpuQueue, state::Line},
+    super::{
+        faults, gate,
+        queue::WgpuQueue,
+        state::{DeviceState, Line},
+    },
     *,
 };
 use crate::setup;
@@ -68,30 +72,81 @@ fn submissions_see_what_other_queues_wrote() {
     assert!(sees(copier, &by_wgpu, &state.wgpu));
 }
 
+/// A device of a framework, with a backend.
+struct Shared {
+    device: wgpu::Device,
+    theirs: wgpu::Queue,
+    backend: Arc<crate::WgpuBackend>,
+    state: Arc<DeviceState>,
+}
+
+fn shared() -> Option<Shared> {
+    let adapter = setup::adapter()?;
+    let (device, theirs) = crate::create_shared_device(&adapter, &wgpu::DeviceDescriptor::default()).unwrap();
+    let config = crate::WgpuBackendConfig::default().with_device(device.clone(), theirs.clone());
+    let backend = crate::WgpuBackend::open(&config).unwrap();
+    let state = backend.states().remove(0);
+    Some(Shared { device, theirs, backend, state })
+}
+
+impl Shared {
+    /// Copies on the first queue that only copies, and waits for that. Returns the point.
+    fn copy(&self) -> u64 {
+        let allocate = || self.backend.allocate(self.state.id(), MemoryKind::Device, 1 << 20).unwrap();
+        let queue = WgpuQueue::new(&self.state, &self.state.copiers[0], StreamPriority::Normal);
+        let (src, dst) = (allocate(), allocate());
+        let written = submit(&queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+        written.wait().unwrap();
+        written.point()
+    }
+
+    /// Has the framework submit long work.
+    fn work(&self) {
+        let size = 64 << 20;
+        let usage = wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        (0..20).for_each(|_| encoder.clear_buffer(&buffer, 0, None));
+        self.theirs.submit([encoder.finish()]);
+    }
+}
+
 /// A framework submits without the library.
 #[test]
 fn submissions_of_a_framework_see_what_other_queues_wrote() {
-    let Some(adapter) = setup::adapter() else { return };
-    let (device, theirs) = crate::create_shared_device(&adapter, &wgpu::DeviceDescriptor::default()).unwrap();
-    let config = crate::WgpuBackendConfig::default().with_device(device, theirs.clone());
-    let backend = crate::WgpuBackend::open(&config).unwrap();
-    let state = backend.states().remove(0);
-    let allocate = || backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
-    let (src, dst) = (allocate(), allocate());
-    let [copier, ..] = &state.copiers[..] else { panic!("queues copy beside wgpu's") };
-    let queue = state.queue.queue.raw;
+    let Some(shared) = shared() else { return };
+    let (queue, copier) = (shared.state.queue.queue.raw, Arc::clone(&shared.state.copiers[0].queue));
     for _ in 0..2 {
-        let copier_queue = WgpuQueue::new(&state, copier, StreamPriority::Normal);
-        let written = submit(&copier_queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
-        written.wait().unwrap();
-        theirs.submit([]);
-        assert_eq!(gate::seen(queue, &copier.queue), Some(written.point()));
+        let written = shared.copy();
+        shared.theirs.submit([]);
+        assert_eq!(gate::seen(queue, &copier), Some(written));
     }
-    let copier = Arc::clone(copier);
-    drop((src, dst, backend, state));
+    let theirs = shared.theirs.clone();
+    drop(shared);
     // The semaphores are not used any more.
-    assert_eq!(gate::seen(queue, &copier.queue), None);
+    assert_eq!(gate::seen(queue, &copier), None);
     theirs.submit([]);
+}
+
+/// The framework goes on with the memory. The driver may refuse one of the backend's last submissions.
+#[test]
+fn submissions_after_the_backends_end_see_what_other_queues_wrote() {
+    for refused in [None, Some(0), Some(1)] {
+        let Some(shared) = shared() else { return };
+        let (queue, copier) = (Arc::clone(&shared.state.queue), Arc::clone(&shared.state.copiers[0].queue));
+        let written = shared.copy();
+        if let Some(nth) = refused {
+            // It waits for the copier's semaphore.
+            shared.work();
+            faults::fail_after(queue.queue.raw, nth, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+        }
+        let device = shared.device.clone();
+        drop(shared);
+        assert!(queue.state.lock().seen.contains(&(copier.semaphore.raw, written)), "{refused:?}");
+        let polled = device.poll(wgpu::PollType::Poll).unwrap();
+        assert!(polled.is_queue_empty(), "{refused:?}: it may wait for a semaphore that is destroyed");
+    }
 }
 
 #[test]
