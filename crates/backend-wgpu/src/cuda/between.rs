@@ -105,7 +105,7 @@ impl Between {
     }
 
     /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
-    /// queue until all is. Its [timer](Self::timer) writes the begin and the end into each of these slots.
+    /// queue until all is. Its [timer](Self::timer) writes the begin and the end into each of these slots; says whether that was submitted.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if one of both sides of a pair is not CUDA's memory, and the other the device's; [`ErrorKind::Busy`] in a callback of wgpu;
@@ -119,7 +119,7 @@ impl Between {
         line: &Arc<Line>,
         operation: &Operation<'_>,
         (timer, measured): (Timer<'_>, &[Interval]),
-    ) -> Result<u64> {
+    ) -> Result<(u64, bool)> {
         // It would wait for a point that only its own thread can submit.
         device.queue.refuse_callback()?;
         let single;
@@ -160,18 +160,18 @@ impl Between {
         let mut last = None;
         let mut used = self.used.lock();
         let used = self.ready(&mut used, device, bytes)?;
-        if !mutant!("wgpu/between-is-timed") {
-            timer.begin(measured)?;
-        }
+        let begun = if mutant!("wgpu/between-is-timed") { Ok(true) } else { timer.begin(measured) }?;
+        let measured = if begun { measured } else { &[] };
         // SAFETY: the caller's promise.
         let copied = unsafe { used.copy(device, by, is_up, pairs, &mut last) };
         let ended = copied.and_then(|()| timer.end(measured));
+        let is_measured = begun && ended.as_ref().is_ok_and(|end| end.is_some());
         if copier.is_none()
             && let Ok(end) = ended
         {
             let own = end.filter(|_| is_up);
             end.filter(|_| !is_up).into_iter().for_each(|end| timer.end.queue.block_until(end));
-            return own.or(last).map_or_else(|| own_point(line), Ok);
+            return own.or(last).map_or_else(|| own_point(line), Ok).map(|point| (point, is_measured));
         }
         if ended.is_err() && !mutant!("wgpu/between-failed-waits") {
             // Also what comes before, whose place a mark takes.
@@ -192,7 +192,7 @@ impl Between {
         };
         let has_written = last.is_some() && !mutant!("wgpu/between-failure-marks");
         let failed = |error: Error| if has_written { lost(error).of_part() } else { error };
-        copied.and_then(|()| own_point(line)).map_err(failed)
+        copied.and_then(|()| own_point(line)).map(|point| (point, is_measured)).map_err(failed)
     }
 
     /// Returns the memory in between, of as many bytes as a copy of so many uses.

@@ -86,12 +86,18 @@ unsafe impl Queue for WgpuQueue {
             #[cfg(feature = "cuda")]
             Some(between) => unsafe { between.copy(&self.device, &self.line, operation, (timer, &measured)) },
             // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-            _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) },
+            _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) }
+                .map(|point| (point, true)),
         };
-        let point = performed.inspect_err(|_| {
-            measured.iter().for_each(|interval| timer.release(*interval));
+        let release = || measured.iter().for_each(|interval| timer.release(*interval));
+        let (point, is_measured) = performed.inspect_err(|_| {
+            release();
             sink.withdraw(tally, info);
         })?;
+        if !is_measured {
+            release();
+        }
+        let [kept, passed] = [kept, passed].map(|interval| interval.filter(|_| is_measured));
         if between.is_none() {
             measured.iter().for_each(|interval| timer.set_points(*interval, point));
         }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use transload_core::ErrorKind;
 use transload_core::{Result, Stamp};
 
 use super::{
@@ -66,26 +68,29 @@ impl Timer<'_> {
 
 #[cfg(feature = "cuda")]
 impl Timer<'_> {
-    /// Submits what writes the begins, and waits until they are written. Nothing without any.
+    /// Submits what writes the begins, and waits until they are written. Nothing without any. Returns `false` if it is refused.
     ///
     /// # Errors
-    /// The driver's.
-    pub(crate) fn begin(&self, intervals: &[Interval]) -> Result<()> {
+    /// The loss of the device.
+    pub(crate) fn begin(&self, intervals: &[Interval]) -> Result<bool> {
+        if intervals.is_empty() {
+            return Ok(true);
+        }
         let point = write(self.begin, intervals.iter().map(|(begin, _)| *begin))?;
         point.into_iter().for_each(|point| self.begin.queue.block_until(point));
-        Ok(())
+        Ok(point.is_some())
     }
 
-    /// Submits what writes the ends, and returns its point of their queue. `None` without any.
+    /// Submits what writes the ends, and returns its point of their queue. `None` without any, and if it is refused.
     ///
     /// # Errors
-    /// The driver's.
+    /// The loss of the device.
     pub(crate) fn end(&self, intervals: &[Interval]) -> Result<Option<u64>> {
         write(self.end, intervals.iter().map(|(_, end)| *end))
     }
 }
 
-/// Submits timestamps, after everything submitted to the queue before.
+/// Submits timestamps, after everything submitted to the queue before. A refusal is none of the operation that is measured.
 #[cfg(feature = "cuda")]
 fn write(line: &Line, slots: impl Iterator<Item = u32> + Clone) -> Result<Option<u64>> {
     let commands: super::submissions::Commands =
@@ -94,7 +99,12 @@ fn write(line: &Line, slots: impl Iterator<Item = u32> + Clone) -> Result<Option
         return Ok(None);
     }
     // SAFETY: the commands use no buffer.
-    let point = unsafe { line.queue.submit(&commands, &[]) }?;
-    slots.for_each(|slot| line.queue.set_timestamp_point(slot, point));
-    Ok(Some(point))
+    match unsafe { line.queue.submit(&commands, &[]) } {
+        Ok(point) => {
+            slots.for_each(|slot| line.queue.set_timestamp_point(slot, point));
+            Ok(Some(point))
+        }
+        Err(error) if error.kind() == ErrorKind::DeviceLost => Err(error),
+        Err(_) => Ok(None),
+    }
 }

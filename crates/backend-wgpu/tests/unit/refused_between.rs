@@ -14,7 +14,8 @@ use crate::{setup, vulkan::faults};
 #[path = "../it/exported.rs"]
 mod exported;
 
-const BYTES: usize = 1 << 20;
+/// Copied in two parts: the memory in between has 2 MiB.
+const BYTES: usize = 3 << 20;
 
 #[test]
 fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
@@ -22,7 +23,7 @@ fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
     let state = backend.states().remove(0);
     // SAFETY: mappings stay.
     let test = harness::device_like(|builder| unsafe {
-        builder.uuid(state.info.uuid).total_memory(2 << 30).external_memory(exported::open)
+        builder.uuid(state.info.uuid).total_memory(128 << 20).external_memory(exported::open)
     });
     let cuda = CudaDevice::new(test.ordinal()).unwrap();
     let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
@@ -32,41 +33,60 @@ fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
         connected => assert_eq!(connected.unwrap(), state.id()),
     }
     let theirs = memory.allocate(MemoryKind::Device, BYTES).unwrap();
-    let ours = backend.allocate(state.id(), MemoryKind::Device, BYTES).unwrap();
+    let [ours, other] = [(); 2].map(|()| backend.allocate(state.id(), MemoryKind::Device, BYTES).unwrap());
     let host = backend.allocate(state.id(), MemoryKind::Pinned, BYTES).unwrap();
     let queue = backend.lease_queue(state.id(), StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    // Returns whether it was measured.
     let copy = |src: &RawBuffer, dst: &RawBuffer, timing| {
-        submit(&*queue, &Operation::Copy { src, dst }, timing)?.wait()
+        let fence = submit(&*queue, &Operation::Copy { src, dst }, timing)?;
+        fence.wait()?;
+        fence.timeline().take_duration(fence.point()).map(|duration| duration.is_some())
+    };
+    let fill = |dst: &RawBuffer, byte| {
+        host.write().unwrap().fill(byte);
+        copy(&host, &other, Timing::Off).unwrap();
+        copy(&other, dst, Timing::Off).unwrap();
+    };
+    let read = |src: &RawBuffer| -> transload_core::Result<bool> {
+        copy(src, &other, Timing::Off)?;
+        copy(&other, &host, Timing::Off)?;
+        Ok(host.read()?.iter().all(|byte| *byte == 7))
     };
     let refuse = |nth| {
         let copier = state.copiers[0].queue.raw();
         faults::fail_after(copier, nth, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
     };
-    copy(&host, &ours, Timing::Off).unwrap();
-    for (src, dst, to) in [(&ours, &theirs, &ours), (&theirs, &ours, &host)] {
-        copy(src, dst, Timing::Measured).unwrap();
-        // The copy itself; what writes its begin, the copy, and what writes its end when all is copied.
-        let cases = [(Timing::Off, 0, false), (Timing::Measured, 0, false), (Timing::Measured, 2, true)];
-        for (timing, nth, is_partial) in cases {
+    fill(&ours, 7);
+    for (src, dst) in [(&ours, &theirs), (&theirs, &ours)] {
+        assert!(copy(src, dst, Timing::Measured).unwrap());
+        // The first part of the copy, and the second.
+        for (nth, is_partial) in [(0, false), (1, true)] {
             refuse(nth);
-            let refused = copy(src, dst, timing).unwrap_err();
+            let refused = copy(src, dst, Timing::Off).unwrap_err();
             assert_eq!(
                 (refused.kind(), refused.is_partial()),
                 (ErrorKind::OutOfMemory, is_partial),
                 "{refused}"
             );
             for line in [&state.wgpu, &state.copiers[0]] {
-                assert_eq!(line.queue.outstanding(), 0, "{timing:?}, {nth}");
+                assert_eq!(line.queue.outstanding(), 0, "{nth}");
             }
-            let read = copy(dst, to, Timing::Off);
             match is_partial {
-                true => assert_eq!(read.unwrap_err().kind(), ErrorKind::SourceFailed),
-                false => read.unwrap(),
+                true => assert_eq!(read(dst).unwrap_err().kind(), ErrorKind::SourceFailed),
+                false => assert!(read(dst).unwrap()),
             }
-            copy(src, dst, timing).unwrap();
+            copy(src, dst, Timing::Off).unwrap();
+        }
+        // What writes its begin, and, when all is copied, its end.
+        for nth in [0, 3] {
+            fill(dst, 1);
+            refuse(nth);
+            assert!(!copy(src, dst, Timing::Measured).unwrap(), "{nth}");
+            assert!(read(dst).unwrap(), "{nth}");
+            assert!(copy(src, dst, Timing::Measured).unwrap());
         }
     }
-    drop((theirs, ours, host, queue));
+    drop((theirs, ours, other, host, queue));
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
