@@ -1,12 +1,15 @@
 //! The rings of a manager's devices.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use dashmap::DashMap;
 use transload_core::{Backend, DeviceId, DeviceInfo, MemoryKind, PinnedCache};
 use transload_executor::Executor;
 
-use super::{STAGING_BUFFER, StagingRing, default_workers, ring::Source};
+use super::{
+    STAGING_BUFFER, StagingRing, default_workers,
+    ring::{Host, Source},
+};
 
 /// Staging buffers per thread: the host copies one while the device copies the other.
 const BUFFERS_PER_WORKER: usize = 2;
@@ -15,8 +18,7 @@ pub(crate) struct StagingRings {
     executor: Executor,
     /// The most bytes of staging buffers of a device, if limited.
     limit: Option<u64>,
-    /// The backend of the host's memory, once it is registered.
-    host: OnceLock<Arc<dyn Backend>>,
+    host: Host,
     rings: DashMap<DeviceId, Arc<StagingRing>>,
 }
 
@@ -27,7 +29,7 @@ impl StagingRings {
         Self {
             executor,
             limit: limit.map(|limit| limit.max(STAGING_BUFFER)),
-            host: OnceLock::new(),
+            host: Host::default(),
             rings: DashMap::new(),
         }
     }
@@ -37,16 +39,11 @@ impl StagingRings {
         self.host.get_or_init(|| Arc::clone(backend));
     }
 
-    /// Returns where the memory of a device's ring is from: pinned memory of the device, or, if there is none, pageable of the host.
+    /// Returns where the memory of a device's ring is from.
     fn source(&self, backend: &Arc<dyn Backend>, lane: DeviceId) -> Source {
         let has_pinned = |info: &DeviceInfo| info.id == lane && info.kinds.contains(&MemoryKind::Pinned);
-        let (backend, device, kind) = match self.host.get() {
-            Some(host) if !backend.devices().iter().any(has_pinned) => {
-                (host, DeviceId::Cpu, MemoryKind::Pageable)
-            }
-            _ => (backend, lane, MemoryKind::Pinned),
-        };
-        Source { lane, backend: Arc::clone(backend), device, kind }
+        let host = (!backend.devices().iter().any(has_pinned)).then(|| Arc::clone(&self.host));
+        Source { lane, backend: Arc::clone(backend), host }
     }
 
     /// Returns the most buffers of a ring.

@@ -217,6 +217,10 @@ impl Backend for MockBackend {
         self.knows(device)?;
         self.handles.store(self.own.strong_count() as u64, Ordering::SeqCst);
         if kind == MemoryKind::Pinned {
+            let has_pinned = |info: &DeviceInfo| info.id == device && info.kinds.contains(&kind);
+            if !device.is_cpu() && !self.devices.iter().any(has_pinned) {
+                return Err(Error::new(ErrorKind::Unsupported, format!("{device} has no {kind} memory")));
+            }
             self.pin()?;
         }
         let hosts = matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned | MemoryKind::Mapped);

@@ -343,7 +343,9 @@ fn device_without_pinned_memory_stages_copies_to_others_in_pageable() {
             let error = manager.plan(src, dst, 64, &staged()).unwrap_err();
             error.to_string()
         };
-        // Without the host's backend there is none.
+        // Without the host's backend there is none. A ring that is made before uses it, too.
+        let (tuning, _) = manager.staging_tuning(MOCK).unwrap();
+        manager.set_staging_tuning(MOCK, tuning).unwrap();
         let none = RejectReason::NoStagingMemory.to_string();
         assert!(reason(src.place(), dst.place()).contains(&none));
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();

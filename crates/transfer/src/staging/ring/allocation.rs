@@ -137,10 +137,10 @@ impl StagingRing {
 
     fn allocate(&self, what: Allocating) -> Result<StagingBuffer> {
         let none = || unavailable("this ring has none");
-        let Source { backend, device, kind, .. } = self.source.as_ref().ok_or_else(none)?;
+        let (backend, device, kind) = self.source.as_ref().ok_or_else(none)?.memory();
         let _attached = backend.attach_thread();
         let _noted = AllocatingGuard::enter(what);
-        StagingBuffer::new(backend.allocate(*device, *kind, CAPACITY)?)
+        StagingBuffer::new(backend.allocate(device, kind, CAPACITY)?)
     }
 
     /// Frees the unused buffers, but the last one only if no transfer needs it. Returns how many.

@@ -5,7 +5,10 @@ mod buffer;
 mod hold;
 mod reservation;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+};
 
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
@@ -42,9 +45,21 @@ pub(crate) struct Source {
     /// The device of the ring.
     pub(crate) lane: DeviceId,
     pub(crate) backend: Arc<dyn Backend>,
-    /// The lane for pinned memory, or the host for pageable.
-    pub(crate) device: DeviceId,
-    pub(crate) kind: MemoryKind,
+    /// Has the memory if the device has no pinned memory. The ring may be made before it is registered.
+    pub(crate) host: Option<Host>,
+}
+
+/// The backend of the host's memory, once it is registered.
+pub(crate) type Host = Arc<OnceLock<Arc<dyn Backend>>>;
+
+impl Source {
+    /// Returns the backend that has the memory: pinned memory of the device, or, if there is none, pageable of the host.
+    fn memory(&self) -> (&Arc<dyn Backend>, DeviceId, MemoryKind) {
+        match self.host.as_ref().and_then(|host| host.get()) {
+            Some(host) => (host, DeviceId::Cpu, MemoryKind::Pageable),
+            None => (&self.backend, self.lane, MemoryKind::Pinned),
+        }
+    }
 }
 
 #[derive(Default)]
