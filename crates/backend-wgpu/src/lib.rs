@@ -9,7 +9,7 @@
 //! queue is the same one: it is not handed out, but [`WgpuBackend::submit`] submits to it. A framework that needs it makes the device by
 //! [`create_shared_device`], and gives both to [`WgpuBackendConfig::with_device`]. Reserved queues, by which large transfers are staged, are
 //! two others on devices made so and on those that the backend opens, where the adapter has a family that only copies: they go on beside shaders.
-//! Copies of high priority are leased one of these, too, while the first queue has work. While a framework's buffer is adopted, all leases are of
+//! Copies of high priority are leased one of these, too, while the first queue has work, of a framework's device always. While a framework's buffer is adopted, all leases are of
 //! the first queue. Other priorities have no effect.
 //!
 //! Lists of short pieces of whole words are copied by a shader, other pieces by copy commands. Short uploads to an idle queue are stored by

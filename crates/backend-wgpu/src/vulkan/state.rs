@@ -126,13 +126,14 @@ impl DeviceState {
         if are_apart && !self.is_any_adopted() { self.least_busy() } else { &self.wgpu }
     }
 
-    /// Returns a queue that has nothing to do, first wgpu's; else of those that only copy, whose copies are parts of transfers, the one that
-    /// has the least to do.
+    /// Returns a queue that has nothing to do, first wgpu's, unless a framework submits to that, of which nothing is known; else of those that
+    /// only copy, whose copies are parts of transfers, the one that has the least to do.
     pub(crate) fn least_busy(&self) -> &Arc<Line> {
         if mutant!("wgpu/urgent-copies-pass") {
             return &self.wgpu;
         }
-        let idle = self.lines().find(|line| line.queue.outstanding() == 0);
+        let is_idle = |line: &&Arc<Line>| line.queue.outstanding() == 0;
+        let idle = Some(&self.wgpu).filter(|line| !self.queue.vulkan.is_shared && is_idle(line));
         let least = || self.copiers.iter().min_by_key(|line| line.queue.outstanding());
         idle.or_else(least).unwrap_or(&self.wgpu)
     }

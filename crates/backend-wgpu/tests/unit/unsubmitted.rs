@@ -187,3 +187,12 @@ fn urgent_copies_use_a_queue_that_has_less_to_do() {
     let busy = state.wgpu.queue.id;
     assert_eq!(leased, [if are_apart { second.queue.id } else { busy }, busy, busy]);
 }
+
+/// What a framework submits without the library is not known.
+#[test]
+fn urgent_copies_pass_the_work_of_a_framework() {
+    let Some(shared) = shared() else { return };
+    assert_ne!(shared.state.least_busy().index, shared.state.wgpu.index);
+    shared.work();
+    assert_ne!(shared.state.least_busy().index, shared.state.wgpu.index);
+}
