@@ -109,9 +109,8 @@ fn unseen(shown: &Shown) -> Waits {
 /// Notes what a submission waits for.
 fn saw(shown: &mut Shown, waits: &[(vk::Semaphore, u64)]) {
     for (other, seen) in shown {
-        if let Some((_, value)) = waits.iter().find(|(semaphore, _)| *semaphore == other.semaphore.raw) {
-            *seen = *value;
-        }
+        let waited = waits.iter().filter(|(semaphore, _)| *semaphore == other.semaphore.raw);
+        *seen = waited.map(|(_, value)| *value).fold(*seen, u64::max);
     }
 }
 
@@ -155,7 +154,9 @@ unsafe extern "system" fn submit_locked(
         staged.map(|staged| (staged.after.clone(), Some(staged.signal)))
     });
     let is_staged = staged.is_some();
-    let (after, signal) = staged.unwrap_or_else(|| (unseen(&shown), None));
+    let (mut after, signal) = staged.unwrap_or_default();
+    // Also of another backend, whose queues the one that staged does not know.
+    after.extend(unseen(&shown));
     if after.is_empty() && signal.is_none() {
         // SAFETY: the caller's promises are those of the driver's function.
         return unsafe { (gate.submit)(queue, count, infos, fence) };
@@ -187,14 +188,11 @@ unsafe extern "system" fn submit_locked(
     // SAFETY: the caller's promises, and those of the thread that staged the semaphores; those of other queues live until they are hidden,
     // and this is complete.
     let result = unsafe { (gate.submit)(queue, all.len() as u32, all.as_ptr(), fence) };
-    if !is_staged {
-        if result == vk::Result::SUCCESS {
-            saw(&mut shown, &after);
-        }
-        return result;
+    if result == vk::Result::SUCCESS {
+        saw(&mut shown, &after);
     }
     STAGED.with_borrow_mut(|staged| {
-        if let Some(staged) = staged {
+        if let Some(staged) = staged.as_mut().filter(|_| is_staged) {
             staged.result = Some(result);
         }
     });

@@ -129,6 +129,21 @@ fn submissions_of_a_framework_see_what_other_queues_wrote() {
     theirs.submit([]);
 }
 
+/// Two backends have one device.
+#[test]
+fn submissions_of_a_backend_see_what_the_queues_of_another_wrote() {
+    let Some(shared) = shared() else { return };
+    let config =
+        crate::WgpuBackendConfig::default().with_device(shared.device.clone(), shared.theirs.clone());
+    let other = crate::WgpuBackend::open(&config).unwrap();
+    let (queue, copier) = (shared.state.queue.queue.raw, &shared.state.copiers[0].queue);
+    for _ in 0..2 {
+        let written = shared.copy();
+        other.submit(other.states()[0].id(), [], &[]).unwrap().wait().unwrap();
+        assert_eq!(gate::seen(queue, copier), Some(written));
+    }
+}
+
 /// The framework goes on with the memory. The driver may refuse one of the backend's last submissions.
 #[test]
 fn submissions_after_the_backends_end_see_what_other_queues_wrote() {
