@@ -84,13 +84,14 @@ impl Between {
     }
 
     /// Returns the queues that measure such a copy: Vulkan's part is by one of them, and the begin or the end of CUDA's is written by a queue
-    /// that only copies, for which the GPU does not change between the APIs.
+    /// that only copies, for which the GPU does not change between the APIs. Also returns whether that has nothing else to do: otherwise
+    /// nothing is measured, since what it does would count.
     pub(crate) fn timer<'a>(
         &self,
         device: &'a DeviceState,
         line: &'a Line,
         operation: &Operation<'_>,
-    ) -> Timer<'a> {
+    ) -> (Timer<'a>, bool) {
         let (bytes, from) = match *operation {
             Operation::Copy { src, .. } => (bytes_of([src]), Some(src)),
             Operation::CopyBatch { pairs } => {
@@ -101,7 +102,10 @@ impl Between {
         let beside = device.copiers.first().map_or(line, |copier| copier);
         let by = if bytes <= BY_COPIER { beside } else { line };
         let is_up = from.is_some_and(|src| self.is_theirs(src.place()));
-        if is_up { Timer { begin: beside, end: by } } else { Timer { begin: by, end: beside } }
+        // What its own line does before is waited for.
+        let is_idle = beside.index == line.index || beside.queue.outstanding() == 0;
+        let (begin, end) = if is_up { (beside, by) } else { (by, beside) };
+        (Timer { begin, end }, is_idle)
     }
 
     /// Performs such a copy, and returns its point of the line's queue. Blocks until CUDA's part is complete, and by a copier's
@@ -155,6 +159,13 @@ impl Between {
             // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before. Nor is a wait for that
             // a part of what is measured.
             line.queue.block_until(line.queue.enqueued());
+        }
+        if is_measured && copier.is_none() && line.index == device.wgpu.index && device.queue.vulkan.is_shared
+        {
+            // Nor is what a framework has submitted, of which the line knows nothing. A refusal is none of the copy.
+            // SAFETY: there are no commands.
+            let point = unsafe { line.queue.submit(&[], &[]) };
+            point.into_iter().for_each(|point| line.queue.block_until(point));
         }
         let by = copier.unwrap_or(line);
         let mut last = None;

@@ -73,13 +73,13 @@ unsafe impl Queue for WgpuQueue {
         let between = self.device.between.get().filter(|between| between.copies(operation));
         #[cfg(not(feature = "cuda"))]
         let between: Option<()> = None;
-        let timer = match between {
+        let (timer, is_ready) = match between {
             #[cfg(feature = "cuda")]
             Some(between) => between.timer(&self.device, &self.line, operation),
-            _ => Timer { begin: &self.line, end: &self.line },
+            _ => (Timer { begin: &self.line, end: &self.line }, true),
         };
-        let kept = if timing == Timing::Measured { timer.reserve().ok() } else { None };
-        let passed = sample.as_ref().and_then(|_| timer.reserve().ok());
+        let reserve = |is_wanted| if is_wanted && is_ready { timer.reserve().ok() } else { None };
+        let (kept, passed) = (reserve(timing == Timing::Measured), reserve(sample.is_some()));
         let measured: SmallVec<[Interval; 2]> = kept.into_iter().chain(passed).collect();
         let performed = match between {
             // SAFETY: as below.

@@ -1,4 +1,4 @@
-//! Submissions of copies between CUDA's memory and the device's that the driver refuses. On the software driver and llvmpipe.
+//! Submissions of copies between CUDA's memory and the device's that the driver refuses, and what is not measured. On the software driver and llvmpipe.
 
 use std::sync::Arc;
 
@@ -9,7 +9,10 @@ use transload_core::{
 use transload_cuda_sim::harness;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
-use crate::{setup, vulkan::faults};
+use crate::{
+    setup,
+    vulkan::{faults, perform},
+};
 
 #[path = "../it/exported.rs"]
 mod exported;
@@ -86,7 +89,17 @@ fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
             assert!(copy(src, dst, Timing::Measured).unwrap());
         }
     }
-    drop((theirs, ours, other, host, queue));
+    // Nor is one measured whose begin would wait for other work.
+    let [from, to] = [(); 2].map(|()| backend.allocate(state.id(), MemoryKind::Device, 64 << 20).unwrap());
+    for (src, dst) in [(&ours, &theirs), (&theirs, &ours)] {
+        let long = Operation::Copy { src: &from, dst: &to };
+        // SAFETY: nothing else uses the buffers, which stay until all is complete.
+        let points = [(); 8].map(|()| unsafe { perform(&state, &state.copiers[0], &long, &[]) }.unwrap());
+        assert!(!copy(src, dst, Timing::Measured).unwrap());
+        state.copiers[0].queue.block_until(points[7]);
+        assert!(copy(src, dst, Timing::Measured).unwrap());
+    }
+    drop((theirs, ours, other, host, queue, from, to));
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
