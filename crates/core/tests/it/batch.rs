@@ -104,22 +104,28 @@ fn batch_over_an_open_view_is_busy() {
 
 #[test]
 fn pair_without_bytes_within_another_hides_no_use() {
-    let (queue, one) = (MockQueue::new(), buffer(1000));
-    let pair = |src: std::ops::Range<usize>, dst: std::ops::Range<usize>| {
-        (one.slice(src).unwrap(), one.slice(dst).unwrap())
+    let (queue, one) = (MockQueue::new(), buffer(3000));
+    let pair = |src: std::ops::Range<usize>| {
+        (one.slice(src.clone()).unwrap(), one.slice(src.start + 1000..src.end + 1000).unwrap())
     };
-    let pairs =
-        [pair(0..100, 200..300), pair(50..50, 50..50), pair(60..70, 310..320), pair(400..410, 420..430)];
+    // A search among many ranges begins in the middle, next to the longest.
+    let short = |from: usize| (0..8).map(move |index| from + 10 * index..from + 10 * index + 5);
+    let mut pairs: Vec<_> = short(0).chain([100..200]).chain(short(300)).map(pair).collect();
+    let piece = |range: std::ops::Range<usize>| one.slice(range).unwrap();
+    pairs.extend([(piece(150..150), piece(150..150)), (piece(160..170), piece(2500..2510))]);
     let batch = Operation::CopyBatch { pairs: &pairs };
     try_submit(&queue, &batch, Timing::Off, &Turns::default()).unwrap();
     let is_busy = |range: std::ops::Range<usize>| {
         one.slice(range).unwrap().try_write().is_err_and(|error| error.kind() == ErrorKind::Busy)
     };
-    assert!(one.slice(425..426).unwrap().try_read().is_err(), "it is written");
-    for begin in (0..1000).step_by(10) {
-        let range = begin..begin + 10;
-        let touched = [0..100, 200..300, 310..320, 400..410, 420..430];
-        let expected = touched.iter().any(|used| used.start < range.end && range.start < used.end);
+    assert!(one.slice(1101..1102).unwrap().try_read().is_err(), "it is written");
+    let touched: Vec<_> = pairs
+        .iter()
+        .flat_map(|(src, dst)| [src, dst].map(|of| of.offset()..of.offset() + of.len()))
+        .collect();
+    for begin in (0..3000).step_by(5) {
+        let range = begin..begin + 5;
+        let expected = touched.iter().any(|used| used.start.max(range.start) < used.end.min(range.end));
         assert_eq!(is_busy(range), expected, "{begin}");
     }
     queue.complete(1);

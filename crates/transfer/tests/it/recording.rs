@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_backend_cpu::CpuBackend;
-use transload_core::{DeviceId, ErrorKind, MemoryKind, Observer, RawBuffer, TransferEvent};
+use transload_core::{Access, Claims, DeviceId, ErrorKind, MemoryKind, Observer, RawBuffer, TransferEvent};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{MOCK, Mock, beside_cpu, is_at_rest, mock::bytes, pair, watchdog::within, with};
@@ -88,22 +88,24 @@ fn exchange() -> (CrossBackendTransferManager, Arc<AtSubmission>, [RawBuffer; 2]
 #[test]
 fn two_threads_replays_of_dependent_pairs_do_not_mix() {
     within("two replays", || {
-        let (manager, observer, ends, pairs) = exchange();
+        let (manager, _, ends, pairs) = exchange();
         let recorded = manager.record(&pairs, &ANY).unwrap();
-        let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel());
-        *observer.0.lock() = Some(Box::new(move || {
-            begun.send(()).unwrap();
-            // Time for the other thread to come in between, if it can.
-            let _ended = is_done.recv_timeout(Duration::from_millis(100));
-        }));
+        // The second pair waits for its end.
+        let claims = Claims::acquire(&mut [(&pairs[1].0, Access::Write)]).unwrap();
         thread::scope(|scope| {
-            let recorded = &recorded;
+            let (done, is_done) = mpsc::channel();
+            let replay = || recorded.replay().wait().unwrap();
+            scope.spawn(replay);
+            while content(&pairs[0].1) != [1; 64] {
+                thread::yield_now();
+            }
             scope.spawn(move || {
-                has_begun.recv().unwrap();
-                recorded.replay().wait().unwrap();
+                replay();
                 let _kept = done.send(());
             });
-            recorded.replay().wait().unwrap();
+            // Time for the other thread to come in between, if it can.
+            let _ended = is_done.recv_timeout(Duration::from_millis(100));
+            drop(claims);
         });
         assert_eq!(ends.map(|buffer| content(&buffer)), [[1; 64], [2; 64]], "exchanged twice");
     });
