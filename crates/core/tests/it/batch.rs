@@ -110,7 +110,7 @@ fn pair_without_bytes_within_another_hides_no_use() {
     };
     // A search among many ranges begins in the middle, next to the longest.
     let short = |from: usize| (0..8).map(move |index| from + 10 * index..from + 10 * index + 5);
-    let mut pairs: Vec<_> = short(0).chain([100..200]).chain(short(300)).map(pair).collect();
+    let mut pairs: Vec<_> = short(0).chain(std::iter::once(100..200)).chain(short(300)).map(pair).collect();
     let piece = |range: std::ops::Range<usize>| one.slice(range).unwrap();
     pairs.extend([(piece(150..150), piece(150..150)), (piece(160..170), piece(2500..2510))]);
     let batch = Operation::CopyBatch { pairs: &pairs };
