@@ -21,8 +21,8 @@ fn short_uploads_to_an_idle_queue_need_no_submission_and_others_do() {
     let copy = |src: &RawBuffer, dst: &RawBuffer, timing| -> Fence {
         submit(&*lease, &Operation::Copy { src, dst }, timing).unwrap()
     };
-    let src = backend.allocate(state.id(), MemoryKind::Pinned, 32 << 20).unwrap();
-    let there = backend.allocate(state.id(), MemoryKind::Device, 32 << 20).unwrap();
+    let src = backend.allocate(state.id(), MemoryKind::Pinned, 4 * MOST).unwrap();
+    let there = backend.allocate(state.id(), MemoryKind::Device, 4 * MOST).unwrap();
     let back = CpuBackend::new().unwrap().allocate(DeviceId::Cpu, MemoryKind::Pageable, 100).unwrap();
     let (short, long) = ((5..5 + MOST), (0..MOST + 1));
     for (range, timing) in [(&short, Timing::Off), (&long, Timing::Off), (&short, Timing::Measured)] {
