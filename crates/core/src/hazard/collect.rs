@@ -36,8 +36,8 @@ pub(super) struct FoundWrites {
 }
 
 impl Table {
-    /// Collects what a group must come after: see [`collect`](Self::collect). Of fallible writes, those that it reads are the first of `found`,
-    /// and those that it may leave unchanged the second. Begins at a byte of the range with the index `first`, and returns where to continue.
+    /// Collects what a group must come after: see [`collect`](Self::collect). Fallible writes of bytes that it reads go to `read`, and those of
+    /// bytes that it may leave unchanged to `kept`. Begins at a byte of the range with the index `first`, and returns where to continue.
     pub(super) fn collect_all(
         &mut self,
         group: &[Claimed<'_>],
@@ -46,11 +46,11 @@ impl Table {
         after: &mut Dependencies,
         [read, kept]: [&mut FoundWrites; 2],
     ) -> Option<Progress> {
-        let rest = group.get(first..).unwrap_or_default();
-        let part = rest.get(..STEPS_PER_LOCK).unwrap_or(rest);
         if self.segments.is_empty() {
             return None;
         }
+        let rest = group.get(first..).unwrap_or_default();
+        let part = rest.get(..STEPS_PER_LOCK).unwrap_or(rest);
         let mut scan = Scan::default();
         for (index, one) in part.iter().enumerate() {
             let start = if index == 0 { byte.max(one.range.start) } else { one.range.start };

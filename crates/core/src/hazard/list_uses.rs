@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{Access, Fence, Timeline};
 
-/// The most lists in flight that are kept so: claims search them one by one. Others become segments. A stream whose end nobody polls tells every 32
-/// operations or so which are complete.
+/// The most lists in flight that are kept so: claims search them one by one. Others become segments. A stream that nobody polls learns only after
+/// some 64 later operations that one is complete, so fewer would often be too few.
 const MAX_LISTS: usize = 96;
 
 /// A list that was committed. Its bytes may have segments besides, of earlier uses and of later ones, and neither removes the other.
