@@ -157,9 +157,12 @@ impl<'a> Listed<'a> {
     }
 
     fn launch(&self, list: u64, count: usize) -> Result<()> {
-        let count = count as u64;
-        let mut parameters: [*mut c_void; 2] =
-            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
+        let (count, more) = (count as u64, 0_u32);
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw const list).cast_mut().cast(),
+            (&raw const count).cast_mut().cast(),
+            (&raw const more).cast_mut().cast(),
+        ];
         // SAFETY: the kernel takes these parameters; list and pieces live on, and nothing else uses them.
         unsafe { self.kernel.launch(self.launches.raw(), (self.blocks, THREADS), &mut parameters) }
     }

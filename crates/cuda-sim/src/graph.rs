@@ -81,6 +81,7 @@ const NOT_SIMULATED: &[&str] = &[
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
     "cuGraphLaunch",
+    "cuLaunchKernelEx",
     "cuStreamWaitValue32_v2",
     "cuStreamWriteValue32_v2",
 ];

@@ -39,9 +39,9 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
     memory.copy(src, dst, bytes)
 }
 
-/// `transload_copy_list(pieces, count)`: crates/streams/src/submit/kernels/copy_list.cu.
+/// `transload_copy_list(pieces, count, more)`: crates/streams/src/submit/kernels/copy_list.cu.
 const COPY_LIST: HostKernel = HostKernel {
-    parameters: &[8, 8],
+    parameters: &[8, 8, 4],
     accesses: |launch, memory| {
         let of_piece = |(dst, src, bytes)| [KernelAccess::read(src, bytes), KernelAccess::write(dst, bytes)];
         // Without a readable list, the run fails.

@@ -142,6 +142,8 @@ pub(crate) struct HostCall {
 pub(crate) struct KernelRun {
     pub(crate) host_kernel: HostKernel,
     pub(crate) launch: Launch,
+    /// Whether it may begin before the launch before it ends.
+    pub(crate) is_early: bool,
 }
 
 impl KernelRun {

@@ -95,7 +95,8 @@ pub(crate) fn cost(
         }
         Work::Fill(fill) => (Engine::Compute, 2_000 + time(fill.width * fill.element, LOCAL_GBPS)),
         Work::Kernel(run) => {
-            let mut total = occupied_ns(&run.host_kernel, &run.launch).saturating_add(3_000);
+            let begin = if run.is_early { 0 } else { 3_000 };
+            let mut total = occupied_ns(&run.host_kernel, &run.launch).saturating_add(begin);
             for access in run.accesses(memory) {
                 let local = memory.find(access.address).is_some_and(Allocation::is_device);
                 let host = device.kernel_host_gbps.unwrap_or(device.host_gbps);

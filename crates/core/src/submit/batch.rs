@@ -1,12 +1,16 @@
 //! Batches: many pairs, checked to be independent, and joined to few ranges for the claims.
 //!
-//! Most batches use parts of a few allocations, which are marked in bitmaps. Other ranges are sorted.
+//! Most batches use parts of a few allocations, which are marked in bitmaps. Ranges at odd offsets are ordered by where they begin, and
+//! others are sorted.
 
 use std::{fmt::Display, iter, ops::Range, ptr};
 
 use smallvec::SmallVec;
 
-use super::cells::{Bounds, Cells};
+use super::{
+    cells::{Bounds, Cells},
+    starts::Starts,
+};
 use crate::{Access, Error, ErrorKind, RawBuffer, Result, hazard::Claimed, submit::operation::check_pair};
 
 /// Most allocations with bitmaps: they are searched one by one.
@@ -30,10 +34,16 @@ pub(crate) fn ranges_of(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<
         add(&mut bounds, src, &Bounds::of(run.iter().map(|(src, _)| src.range())));
         add(&mut bounds, dst, &Bounds::of(run.iter().map(|(_, dst)| dst.range())));
     }
-    match cells_of(bounds) {
-        Some(cells) => marked(pairs, cells),
-        None => sorted(pairs),
+    if bounds.len() <= FEW {
+        bounds.sort_by_key(|(buffer, _)| buffer.id());
+        if let Some(cells) = of_each(&bounds, Bounds::cells) {
+            return marked(pairs, cells);
+        }
+        if let Some(parts) = of_each(&bounds, Bounds::starts).and_then(|starts| ordered(pairs, starts)) {
+            return merged(parts);
+        }
     }
+    merged(sorted(pairs))
 }
 
 /// Returns the pairs in runs of the same two allocations, none empty.
@@ -71,17 +81,16 @@ fn add<'a>(known: &mut ByAllocation<'a, Bounds>, buffer: &'a RawBuffer, bounds: 
     }
 }
 
-/// Returns a bitmap for each allocation, in the order of their ids, unless there are too many or one would be long.
-fn cells_of(mut bounds: ByAllocation<'_, Bounds>) -> Option<ByAllocation<'_, Cells>> {
-    if bounds.len() > FEW {
-        return None;
-    }
-    bounds.sort_by_key(|(buffer, _)| buffer.id());
-    bounds.into_iter().map(|(buffer, bounds)| Some((buffer, bounds.cells()?))).collect()
+/// Returns a table for each allocation, unless one would be long.
+fn of_each<'a, T>(
+    bounds: &ByAllocation<'a, Bounds>,
+    table: impl Fn(&Bounds) -> Option<T>,
+) -> Option<ByAllocation<'a, T>> {
+    bounds.iter().map(|(buffer, bounds)| Some((*buffer, table(bounds)?))).collect()
 }
 
-fn find<'c>(cells: &'c mut ByAllocation<'_, Cells>, buffer: &RawBuffer) -> Option<&'c mut Cells> {
-    cells.iter_mut().find(|(known, _)| ptr::eq(known.hazards(), buffer.hazards())).map(|(_, cells)| cells)
+fn find<'t, T>(tables: &'t mut ByAllocation<'_, T>, buffer: &RawBuffer) -> Option<&'t mut T> {
+    tables.iter_mut().find(|(known, _)| ptr::eq(known.hazards(), buffer.hazards())).map(|(_, table)| table)
 }
 
 /// Marks the pairs in the bitmaps, and returns the ranges of these.
@@ -138,15 +147,56 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Sorts the ranges of the pairs, and merges those that touch.
-fn sorted(pairs: &[(RawBuffer, RawBuffer)]) -> Result<Vec<Claimed<'_>>> {
+/// Returns the ranges of the pairs in order, by tables of where they begin, unless two begin in the same slot.
+fn ordered<'a>(
+    pairs: &'a [(RawBuffer, RawBuffer)],
+    mut starts: ByAllocation<'a, Starts>,
+) -> Option<Vec<Part<'a>>> {
+    // Even for the source of a pair, and odd for its destination.
+    let numbered = |index: usize, is_write: bool| u32::try_from(2 * index + usize::from(is_write)).ok();
+    let mut first = 0;
+    for run in runs_by_allocation(pairs) {
+        let [(src, dst), ..] = run else { continue };
+        for (is_write, of) in [(false, src), (true, dst)] {
+            let starts = find(&mut starts, of)?;
+            for (index, (src, dst)) in run.iter().enumerate() {
+                let buffer = if is_write { dst } else { src };
+                if !(buffer.is_empty() || starts.add(buffer.offset(), numbered(first + index, is_write)?)) {
+                    return None;
+                }
+            }
+        }
+        first += run.len();
+    }
+    let mut parts = Vec::with_capacity(2 * pairs.len());
+    for (_, starts) in &starts {
+        parts.extend(starts.in_order().filter_map(|number| {
+            let index = number as usize / 2;
+            let (src, dst) = pairs.get(index)?;
+            if number % 2 == 0 {
+                Part::of(index, src, Access::Read)
+            } else {
+                Part::of(index, dst, Access::Write)
+            }
+        }));
+    }
+    Some(parts)
+}
+
+/// Sorts the ranges of the pairs.
+fn sorted(pairs: &[(RawBuffer, RawBuffer)]) -> Vec<Part<'_>> {
     let mut parts: Vec<Part<'_>> = Vec::with_capacity(2 * pairs.len());
     // One side is often in order, which the sort uses.
     let in_order = || pairs.iter().enumerate();
     parts.extend(in_order().filter_map(|(index, (src, _))| Part::of(index, src, Access::Read)));
     parts.extend(in_order().filter_map(|(index, (_, dst))| Part::of(index, dst, Access::Write)));
     parts.sort_by_key(|part| part.begin);
-    let mut ranges: Vec<Claimed<'_>> = Vec::new();
+    parts
+}
+
+/// Merges ranges that touch. They are in order.
+fn merged(parts: Vec<Part<'_>>) -> Result<Vec<Claimed<'_>>> {
+    let mut ranges: Vec<Claimed<'_>> = Vec::with_capacity(parts.len());
     // The last allocation, the largest end of all its ranges so far, and of the written ones among them.
     let (mut allocation, mut any, mut by_write) = (u64::MAX, 0, 0);
     for part in parts {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::starts::Starts;
 use crate::Access;
 
 /// Bits of a word.
@@ -17,13 +18,14 @@ pub(crate) struct Bounds {
     end: usize,
     /// All bounds, combined bit by bit: the lowest bit divides them all.
     bits: usize,
-    /// Number of uses.
+    /// Number of uses, and the least length of those that are not empty.
     uses: usize,
+    shortest: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { first: usize::MAX, end: 0, bits: 0, uses: 0 }
+        Self { first: usize::MAX, end: 0, bits: 0, uses: 0, shortest: usize::MAX }
     }
 }
 
@@ -39,13 +41,14 @@ impl Bounds {
     /// Returns the bounds of these ranges. Empty ones have none.
     pub(crate) fn of(ranges: impl ExactSizeIterator<Item = Range<usize>>) -> Self {
         let uses = ranges.len();
-        let (mut first, mut last, mut bits) = (usize::MAX, 0, 0);
+        let (mut first, mut last, mut bits, mut shortest) = (usize::MAX, 0, 0, usize::MAX);
         for Range { start, end } in ranges.filter(|range| !range.is_empty()) {
             first = first.min(start);
             last = last.max(end);
             bits |= start | end;
+            shortest = shortest.min(end - start);
         }
-        Self { first, end: last, bits, uses }
+        Self { first, end: last, bits, uses, shortest }
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
@@ -53,6 +56,12 @@ impl Bounds {
         self.end = self.end.max(other.end);
         self.bits |= other.bits;
         self.uses = self.uses.saturating_add(other.uses);
+        self.shortest = self.shortest.min(other.shortest);
+    }
+
+    /// Returns an empty table of the uses' beginnings, unless it would be much longer than a list of them.
+    pub(super) fn starts(&self) -> Option<Starts> {
+        Starts::new(self.first, self.end, self.shortest, self.uses)
     }
 
     /// Returns an empty bitmap for these bounds, unless it would be much longer than a list of the uses.

@@ -10,5 +10,6 @@ pub(crate) mod fill;
 pub(crate) mod operation;
 pub(crate) mod pattern;
 pub(crate) mod recording;
+mod starts;
 pub(crate) mod submission;
 pub(crate) mod unblocked;

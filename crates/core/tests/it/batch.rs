@@ -80,25 +80,31 @@ fn refused_pair_of_a_batch_is_named() {
 #[test]
 fn batch_over_an_open_view_is_busy() {
     const COUNT: usize = 600;
-    let (from, to, queue) = (buffer(4 * COUNT), buffer(4 * COUNT), MockQueue::new());
-    let piece = |of: &RawBuffer, index: usize| of.slice(index * 4..index * 4 + 2).unwrap();
-    let pairs: Vec<_> =
-        (0..COUNT).map(|index| (piece(&from, index), piece(&to, COUNT - 1 - index))).collect();
-    let batch = || submit(&queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off);
-    for index in [0, 130, COUNT - 1] {
-        let held = piece(&from, index);
-        let view = held.write().unwrap();
-        assert_eq!(batch().unwrap_err().kind(), ErrorKind::Busy, "piece {index}");
-        drop(view);
-        // What is between the pieces is not claimed.
-        let between = from.slice(index * 4 + 2..index * 4 + 4).unwrap();
-        let view = between.write().unwrap();
-        let fence = batch().unwrap();
-        drop(view);
-        assert!(to.slice(index * 4 + 2..index * 4 + 4).unwrap().try_write().is_ok());
-        assert!(piece(&to, index).try_write().is_err(), "it is in flight");
-        queue.complete(fence.point());
-        assert!(piece(&to, index).try_write().is_ok());
+    // Ranges of a bitmap, and those that are ordered by where they begin.
+    for (bytes, distance) in [(2, 4), (4099, 8197)] {
+        let buffer = || buffer(distance * COUNT);
+        let (from, to, queue) = (buffer(), buffer(), MockQueue::new());
+        let piece =
+            |of: &RawBuffer, index: usize| of.slice(index * distance..index * distance + bytes).unwrap();
+        let pairs: Vec<_> =
+            (0..COUNT).map(|index| (piece(&from, index), piece(&to, COUNT - 1 - index))).collect();
+        let batch = || submit(&queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off);
+        for index in [0, 130, COUNT - 1] {
+            let held = piece(&from, index);
+            let view = held.write().unwrap();
+            assert_eq!(batch().unwrap_err().kind(), ErrorKind::Busy, "piece {index}");
+            drop(view);
+            // What is between the pieces is not claimed.
+            let gap = index * distance + bytes..(index + 1) * distance;
+            let between = from.slice(gap.clone()).unwrap();
+            let view = between.write().unwrap();
+            let fence = batch().unwrap();
+            drop(view);
+            assert!(to.slice(gap).unwrap().try_write().is_ok());
+            assert!(piece(&to, index).try_write().is_err(), "it is in flight");
+            queue.complete(fence.point());
+            assert!(piece(&to, index).try_write().is_ok());
+        }
     }
 }
 

@@ -42,6 +42,71 @@ fn load_now(state: &mut Guard, module: u64, device: u32) {
     }
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LaunchConfig {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: Handle,
+    attributes: Pointer<LaunchAttribute>,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LaunchAttribute {
+    id: u32,
+    _padding: u32,
+    value: [u64; 8],
+}
+
+/// Enqueues a launch with its grid, its blocks and the bytes of their shared memory. One that `is_early` need not come after the one before
+/// it to begin; here it does, but takes no time to begin.
+fn enqueue(
+    name: &'static str,
+    function: Handle,
+    stream: Handle,
+    (grid, block, shared_bytes): ((u32, u32, u32), (u32, u32, u32), u32),
+    parameters: Pointer<Pointer<u8>>,
+    extra: *mut *mut c_void,
+    is_early: bool,
+) -> CuResult {
+    let (mut state, _, stream) = on_current_stream(name, stream)?;
+    let function = state.function(function.addr() as u64)?;
+    let own = state.stream(stream)?;
+    let device = own.device;
+    if own.context != function.context {
+        return Err(code::INVALID_HANDLE);
+    }
+    if !extra.is_null() {
+        return Err(code::NOT_SUPPORTED);
+    }
+    let fits = |(x, y, z): (u32, u32, u32), limits: (u32, u32, u32)| {
+        (1..=limits.0).contains(&x) && (1..=limits.1).contains(&y) && (1..=limits.2).contains(&z)
+    };
+    let threads = u64::from(block.0) * u64::from(block.1) * u64::from(block.2);
+    if !fits(grid, (i32::MAX as u32, 65_535, 65_535)) || !fits(block, (1_024, 1_024, 64)) || threads > 1_024 {
+        return Err(code::INVALID_VALUE);
+    }
+    let (host_kernel, module) = (function.host_kernel, function.module);
+    let mut values = Vec::with_capacity(host_kernel.parameters.len());
+    for (index, size) in host_kernel.parameters.iter().enumerate() {
+        let value = parameters.get_at(index)?;
+        let bytes: CuResult<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
+        values.push(bytes?);
+    }
+    let launch = Launch { grid, block, shared_bytes, parameters: values };
+    let work = Work::Kernel(Box::new(KernelRun { host_kernel, launch, is_early }));
+    if !state.graphs.is_capturing(stream) {
+        load_now(&mut state, module, device);
+    }
+    scheduler::enqueue(&mut state, stream, name, work);
+    Ok(())
+}
+
 driver! {
     fn cuModuleLoadData(module: Pointer<usize>, image: *const c_char) {
         load(NAME, module, image)
@@ -106,42 +171,35 @@ driver! {
         parameters: Pointer<Pointer<u8>>,
         extra: *mut *mut c_void,
     ) {
-        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
-        let function = state.function(function.addr() as u64)?;
-        let own = state.stream(stream)?;
-        let device = own.device;
-        if own.context != function.context {
-            return Err(code::INVALID_HANDLE);
-        }
-        if !extra.is_null() {
-            return Err(code::NOT_SUPPORTED);
-        }
-        let grid = (grid_x, grid_y, grid_z);
-        let block = (block_x, block_y, block_z);
-        let fits = |(x, y, z): (u32, u32, u32), limits: (u32, u32, u32)| {
-            (1..=limits.0).contains(&x) && (1..=limits.1).contains(&y) && (1..=limits.2).contains(&z)
-        };
-        let threads = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
-        if !fits(grid, (i32::MAX as u32, 65_535, 65_535))
-            || !fits(block, (1_024, 1_024, 64))
-            || threads > 1_024
-        {
+        let shape = ((grid_x, grid_y, grid_z), (block_x, block_y, block_z), shared_bytes);
+        enqueue(NAME, function, stream, shape, parameters, extra, false)
+    }
+
+    fn cuLaunchKernelEx(
+        config: Pointer<LaunchConfig>,
+        function: Handle,
+        parameters: Pointer<Pointer<u8>>,
+        extra: *mut *mut c_void,
+    ) {
+        /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+        const EARLY: u32 = 6;
+        if config.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        let (host_kernel, module) = (function.host_kernel, function.module);
-        let mut values = Vec::with_capacity(host_kernel.parameters.len());
-        for (index, size) in host_kernel.parameters.iter().enumerate() {
-            let value = parameters.get_at(index)?;
-            let bytes: CuResult<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
-            values.push(bytes?);
+        let config = config.get()?;
+        let mut is_early = false;
+        for index in 0..config.attribute_count as usize {
+            // Others are not simulated.
+            let attribute = config.attributes.get_at(index)?;
+            let value = attribute.value.first().copied().unwrap_or(0) as u32;
+            is_early = match attribute.id {
+                EARLY => value != 0,
+                _ => return Err(code::NOT_SUPPORTED),
+            };
         }
-        let launch = Launch { grid, block, shared_bytes, parameters: values };
-        let work = Work::Kernel(Box::new(KernelRun { host_kernel, launch }));
-        if !state.graphs.is_capturing(stream) {
-            load_now(&mut state, module, device);
-        }
-        scheduler::enqueue(&mut state, stream, NAME, work);
-        Ok(())
+        let ([x, y, z], [a, b, c]) = (config.grid, config.block);
+        let shape = ((x, y, z), (a, b, c), config.shared_bytes);
+        enqueue(NAME, function, config.stream, shape, parameters, extra, is_early)
     }
 
     fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) {

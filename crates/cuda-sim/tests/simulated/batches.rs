@@ -163,10 +163,11 @@ impl ListKernel {
 
     fn launch(&self, stream: &Stream, list: u64, count: u64) {
         let _bound = stream.context().enter().expect("enter");
-        let parameters = [(&raw const list).cast(), (&raw const count).cast()];
+        let more = 0_u32;
+        let parameters = [(&raw const list).cast(), (&raw const count).cast(), (&raw const more).cast()];
         let mut parameters = parameters.map(|parameter: *const std::ffi::c_void| parameter.cast_mut());
         let (parameters, none) = (parameters.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: the kernel has these two parameters; tests keep the memory until the stream is done.
+        // SAFETY: the kernel has these three parameters; tests keep the memory until the stream is done.
         let code =
             unsafe { ffi::cuLaunchKernel(self.0, 4, 1, 1, 256, 1, 1, 0, stream.as_raw(), parameters, none) };
         check("launch", code).expect("launch");

@@ -47,6 +47,36 @@ pub struct GraphExecUpdateResultInfo {
     pub error_from_node: CUgraphNode,
 }
 
+/// `CUlaunchConfig` of CUDA 11.8 and later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Blocks of the grid, by dimension.
+    pub grid: [c_uint; 3],
+    /// Threads of a block, by dimension.
+    pub block: [c_uint; 3],
+    /// Bytes of dynamic shared memory of a block.
+    pub shared_bytes: c_uint,
+    /// The stream.
+    pub stream: CUstream,
+    /// The attributes.
+    pub attributes: *const LaunchAttribute,
+    /// Number of attributes.
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` of CUDA 11.8 and later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_*`: 6 is programmatic stream serialization.
+    pub id: c_uint,
+    /// Unused: a value is aligned to 8 bytes.
+    pub padding: c_uint,
+    /// `CUlaunchAttributeValue`: a number is in its first bytes.
+    pub value: [c_ulonglong; 8],
+}
+
 driver_functions! {
     fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
@@ -63,6 +93,9 @@ driver_functions! {
     );
     fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint);
     fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint);
+    fn cuLaunchKernelEx(
+        config: *const LaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    );
     fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
     fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut GraphExecUpdateResultInfo);
     fn cuGetProcAddress_v2(

@@ -11,7 +11,7 @@ use crate::built_in::SINGLE_CALLS;
 /// Most copies of one call.
 const MOST: usize = 1024;
 /// The last handle of a default stream; batches on the legacy one are refused.
-const LAST_DEFAULT_STREAM: usize = 2;
+pub(super) const LAST_DEFAULT_STREAM: usize = 2;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 801;
 

@@ -7,7 +7,7 @@ use transload_memory::ListEntry;
 use super::{
     batches::by_allocations,
     driver_calls::in_place,
-    kernels::{Kernels, THREADS},
+    kernels::{Kernels, Overlap, THREADS},
 };
 use crate::{
     CudaStream,
@@ -102,9 +102,9 @@ impl<'a> Half<'a> {
             (list, count, entries) = page.write(entries, usize::MAX);
             left = left.saturating_sub(count);
             let warps = u32::try_from(count).unwrap_or(u32::MAX).div_ceil(THREADS / 32);
+            let (blocks, alone) = (warps.clamp(1, HALF_BLOCKS), Overlap::default());
             // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
-            let launched =
-                unsafe { kernels.launch_list_by(warps.clamp(1, HALF_BLOCKS), list, count, stream.raw()) };
+            let launched = unsafe { kernels.launch_list_by(blocks, (list, count), stream.raw(), alone) };
             if let Err(error) = launched {
                 stream.lists.put(page);
                 return Err(error);

@@ -1,6 +1,7 @@
 //! This crate's kernels: PTX, compiled by the driver when it is loaded, once per context.
 
 use std::{
+    borrow::Cow,
     ffi::CStr,
     os::raw::c_void,
     sync::{Arc, Weak},
@@ -9,10 +10,15 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, events::report};
-use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
+use transload_cuda_sys::{
+    Context, Driver, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction,
+};
 use transload_memory::lift_in;
 
-use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
+use super::{
+    batches::LAST_DEFAULT_STREAM,
+    loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK},
+};
 use crate::{LaunchConfig, built_in::BLOCKS_PER_MULTIPROCESSOR};
 
 /// The PTX, ending with NUL. `kernels/copy.cu`, `copy_list.cu`, `fill.cu`, `cast.cu` and `occupy.cu` say how it was created.
@@ -24,6 +30,8 @@ const MODULE: &str = concat!(
     include_str!("kernels/occupy.ptx"),
     "\0"
 );
+/// Compute capability, major number, from which launches may overlap.
+const OVERLAP_FROM: i32 = 9;
 const COPY: &CStr = c"transload_copy";
 const COPY_LIST: &CStr = c"transload_copy_list";
 const FILL: &CStr = c"transload_fill";
@@ -48,6 +56,8 @@ pub(crate) struct Kernels {
     fill: CUfunction,
     cast: CUfunction,
     occupy: CUfunction,
+    /// Whether launches of one list may overlap.
+    overlap: bool,
     multiprocessors: u32,
     /// Blocks of [`THREADS`] threads that are on a multiprocessor at once, at most.
     resident: u32,
@@ -88,11 +98,15 @@ impl Kernels {
     }
 
     fn load(context: &Context) -> Result<Self> {
+        let (major, _) = context.device().compute_capability().map_err(|error| lift_in(context, error))?;
+        let overlap =
+            major >= OVERLAP_FROM && Driver::get().is_ok_and(|driver| driver.has(c"cuLaunchKernelEx"));
+        let text = module_text(overlap);
         // SAFETY: the image is text that ends with NUL.
         let module = unsafe {
             LoadedModule::load(
                 context,
-                MODULE.as_ptr().cast(),
+                text.as_ptr().cast(),
                 "this library's kernels for copies, fills and casts",
             )
         }?;
@@ -114,7 +128,7 @@ impl Kernels {
         };
         let (copy, copy_list, fill, cast, occupy, multiprocessors, resident) =
             load().map_err(|error| lift_in(context, error))?;
-        Ok(Self { module, copy, copy_list, fill, cast, occupy, multiprocessors, resident })
+        Ok(Self { module, copy, copy_list, fill, cast, occupy, overlap, multiprocessors, resident })
     }
 
     /// Enqueues a copy of `bytes` bytes by a kernel.
@@ -158,37 +172,62 @@ impl Kernels {
         count: usize,
         stream: RawStream,
     ) -> Result<(), DriverError> {
-        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
-        let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);
         // SAFETY: the caller's promise.
-        unsafe { self.launch_list_by(blocks, list, count, stream) }
+        unsafe { self.launch_part(list, count, stream, Overlap::default()) }
     }
 
-    /// Like [`launch_list`](Self::launch_list), by so many blocks.
+    /// Returns whether launches of one list on the stream may overlap.
+    pub(super) fn overlap_on(&self, stream: RawStream) -> bool {
+        self.overlap && stream.addr() > LAST_DEFAULT_STREAM
+    }
+
+    /// Like [`launch_list`](Self::launch_list), of a part of a list.
     ///
     /// # Safety
     /// * As for [`launch_list`](Self::launch_list).
-    pub(super) unsafe fn launch_list_by(
+    /// * With [`before`](Overlap::before), nothing but launches of the same list precedes it that it must come after, and with
+    ///   [`after`](Overlap::after) nothing else follows at once that must come after it. Such launches [may overlap](Self::overlap_on).
+    pub(super) unsafe fn launch_part(
         &self,
-        blocks: u32,
         list: u64,
         count: usize,
         stream: RawStream,
+        overlap: Overlap,
+    ) -> Result<(), DriverError> {
+        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
+        let blocks = u32::try_from(count).unwrap_or(u32::MAX).clamp(1, most);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_list_by(blocks, (list, count), stream, overlap) }
+    }
+
+    /// Like [`launch_part`](Self::launch_part), by so many blocks.
+    ///
+    /// # Safety
+    /// * As for [`launch_part`](Self::launch_part).
+    pub(super) unsafe fn launch_list_by(
+        &self,
+        blocks: u32,
+        (list, count): (u64, usize),
+        stream: RawStream,
+        overlap: Overlap,
     ) -> Result<(), DriverError> {
         if count == 0 {
             return Ok(());
         }
-        let count = count as u64;
-        let mut parameters: [*mut c_void; 2] =
-            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
-        // SAFETY: the kernel takes these two parameters of 8 bytes; the rest is the caller's promise.
+        let (count, more) = (count as u64, u32::from(overlap.after));
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw const list).cast_mut().cast(),
+            (&raw const count).cast_mut().cast(),
+            (&raw const more).cast_mut().cast(),
+        ];
+        let (config, before) = (LaunchConfig::linear(blocks, THREADS), overlap.before);
+        // SAFETY: the kernel takes two parameters of 8 bytes and one of 4; the rest is the caller's promise.
         unsafe {
-            loaded_module::launch(
-                self.copy_list,
-                LaunchConfig::linear(blocks, THREADS),
-                &mut parameters,
-                stream,
-            )
+            if before {
+                loaded_module::launch_early(self.copy_list, config, &mut parameters, stream)
+            } else {
+                loaded_module::launch(self.copy_list, config, &mut parameters, stream)
+            }
         }
     }
 
@@ -270,6 +309,25 @@ impl Kernels {
     pub(crate) fn leak(&self) {
         self.module.leak();
     }
+}
+
+/// Which launches a launch of the same list may overlap.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Overlap {
+    /// The one before it, after which it ends all the same.
+    pub(super) before: bool,
+    /// The one after it.
+    pub(super) after: bool,
+}
+
+/// Returns the PTX, ending with NUL, with or without the instructions by which launches overlap.
+fn module_text(overlap: bool) -> Cow<'static, str> {
+    if !overlap {
+        return MODULE.into();
+    }
+    // The version of CUDA 11.8, the first for such devices.
+    let text = MODULE.replace(".version 6.0", ".version 7.8").replace(".target sm_50", ".target sm_90");
+    text.replace("//sm_90 ", "").into()
 }
 
 /// Returns the number of blocks for one unit of 16 bytes per thread, at most `most`.

@@ -9,11 +9,11 @@ use transload_memory::{FixedList, ListEntry};
 use super::{
     batches::Joined,
     driver_calls::{DriverCalls, in_place},
-    kernels::Kernels,
+    kernels::{Kernels, Overlap},
 };
 use crate::{
     CudaStream,
-    built_in::{FIRST_PART, GROWTH, LIST_CUTS, LIST_PIECE, LONG_LIST, LONG_PIECE},
+    built_in::{FIRST_PART, GROWTH, LIST_CUTS, LIST_PIECE, LONG_LIST, LONG_PIECE, OVERLAPPING_PARTS},
     completion::timeline::StreamTimeline,
 };
 
@@ -56,7 +56,7 @@ impl<'a> DriverCalls<'a> {
 
 impl Kernels {
     /// Enqueues the copies of a batch by one launch for each page that its list fills; a long one is launched in parts, so that the
-    /// device copies while the host writes the rest. What finds no room in a page is copied by one launch for each joined copy.
+    /// device copies while the host writes the rest, and each part begins before the one before it ends, where a device can. What finds no room in a page is copied by one launch for each joined copy.
     ///
     /// # Errors
     /// The driver's. Some copies may be in flight then, as `in_flight` says.
@@ -74,16 +74,22 @@ impl Kernels {
         if transload_core::mutant!("streams/task-allocates-no-list") {
             stream.prepare_list(pieces.pairs, pieces.total);
         }
-        let mut part = pieces.first_part();
+        let (mut part, mut launched) = (pieces.first_part(), 0);
+        let may_overlap = part < usize::MAX && self.overlap_on(stream.raw());
         while !pieces.is_end() {
             let Some(mut page) = stream.lists.take(stream.id, 1) else { break };
             let mut is_read = false;
             loop {
                 let (list, count);
                 (list, count, pieces) = page.write(pieces, part);
-                // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete.
-                let launched = unsafe { self.launch_list(list, count, stream.raw()) };
-                if let Err(error) = launched {
+                let overlap = Overlap {
+                    before: may_overlap
+                        && (launched > 0 || transload_core::mutant!("streams/first-part-waits")),
+                    after: may_overlap && !pieces.is_end(),
+                };
+                // SAFETY: the caller's promise; the page has `count` pieces there, which stay until the event is complete. The pieces do not
+                // depend on each other, and what follows the last launch comes after it.
+                if let Err(error) = unsafe { self.launch_part(list, count, stream.raw(), overlap) } {
                     // A page whose end is unknown is dropped: it is freed when the device no longer uses it.
                     if !is_read {
                         stream.lists.put(page);
@@ -92,10 +98,15 @@ impl Kernels {
                 }
                 is_read |= count > 0;
                 *in_flight |= count > 0 && !transload_core::mutant!("streams/parts-in-flight");
+                launched += count;
                 if count < part {
                     break;
                 }
-                part = part.saturating_mul(GROWTH);
+                part = if may_overlap {
+                    FIRST_PART.max(launched / OVERLAPPING_PARTS)
+                } else {
+                    part.saturating_mul(GROWTH)
+                };
             }
             // Dropped if that fails, as above.
             page.record(stream.stream())?;

@@ -114,6 +114,34 @@ pub(crate) unsafe fn launch(
     check("cuLaunchKernel", code)
 }
 
+/// Like [`launch`], for a kernel that may begin as soon as the launch before it on the stream, if that is of a kernel, says so.
+///
+/// # Safety
+/// * As for [`launch`]. Nothing that the kernel does before it waits for that launch has to come after it.
+pub(crate) unsafe fn launch_early(
+    function: CUfunction,
+    config: LaunchConfig,
+    parameters: &mut [*mut c_void],
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    const EARLY: u32 = 6;
+    let attribute = ffi::LaunchAttribute { id: EARLY, padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+    let config = ffi::LaunchConfig {
+        grid: config.grid.into(),
+        block: config.block.into(),
+        shared_bytes: config.shared_bytes,
+        stream,
+        attributes: &raw const attribute,
+        attribute_count: 1,
+    };
+    // SAFETY: the caller's promise; the driver reads the attribute during the call.
+    let code = unsafe {
+        ffi::cuLaunchKernelEx(&raw const config, function, parameters.as_mut_ptr(), ptr::null_mut())
+    };
+    check("cuLaunchKernelEx", code)
+}
+
 /// Converts the error of a rejected module to `Unsupported`.
 ///
 /// Source: `CUresult` in the CUDA driver API: invalid image (200), no binary for the device (209), invalid PTX (218),

@@ -168,13 +168,15 @@ fn batch_that_outgrows_its_list_is_complete() {
     assert!(found.contains(&one_by_one), "{found:?}");
 }
 
-/// Pieces of a list that is launched in three parts: of 128, 1,024, and the rest.
+/// Pieces of a list that is launched in three parts, of 128, 512, and the rest; or in twelve that may overlap, of at most 128.
 const IN_PARTS: (usize, usize) = (1_500, 1024);
+/// Compute capabilities without overlapping launches and with them, and the call of every launch but the first.
+const CAPABILITIES: [(i32, &str); 2] = [(8, "cuLaunchKernel"), (9, "cuLaunchKernelEx")];
 
 #[test]
 fn long_list_is_launched_in_parts() {
-    for seed in 0..10 {
-        let sim = builder().seed(seed).record_accesses(true).checked();
+    for (seed, (major, later)) in (0..10).flat_map(|seed| CAPABILITIES.map(|capability| (seed, capability))) {
+        let sim = builder().seed(seed).record_accesses(true).compute_capability(major, 0).checked();
         let pools = Pools::of(sim.ordinal(), IN_PARTS, u64::MAX);
         let stream = CudaStream::new(&pools.device).unwrap();
         let trace = trace::start();
@@ -185,8 +187,13 @@ fn long_list_is_launched_in_parts() {
             drop(submit_blocks(&stream, &pools.blocks(), Timing::Off).unwrap());
         }
         let calls = trace.calls_of_this_thread();
-        let launches = calls.iter().filter(|call| call.name == "cuLaunchKernel").count();
-        assert_eq!(launches, 8 * 3 + 1, "one list goes on in the next page");
+        let [firsts, launches] =
+            ["cuLaunchKernel", later].map(|name| calls.iter().filter(|call| call.name == name).count());
+        if major < 9 {
+            assert_eq!(launches, 8 * 3 + 1, "one list goes on in the next page");
+        } else {
+            assert_eq!((firsts, launches), (8, 8 * 11 + 1), "one list goes on in the next page");
+        }
         pools.check(&stream);
         assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
     }
@@ -218,15 +225,17 @@ fn short_lists_are_one_launch() {
 
 #[test]
 fn failed_launch_of_a_part_waits_for_earlier_ones() {
-    for nth in [2, 3] {
-        for seed in 0..10 {
-            let sim = builder().seed(seed).record_accesses(true).checked();
+    for (major, later) in CAPABILITIES {
+        for (seed, nth) in (0..10).flat_map(|seed| [2, 3].map(|nth| (seed, nth))) {
+            let sim = builder().seed(seed).record_accesses(true).compute_capability(major, 0).checked();
             let pools = Pools::of(sim.ordinal(), IN_PARTS, u64::MAX);
             let stream = CudaStream::new(&pools.device).unwrap();
             let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
             let blocks = pools.blocks();
             for round in 0..4 {
-                sim.fail_call(Some("cuLaunchKernel"), nth, UNKNOWN);
+                // That of the first launch is not counted among the others.
+                let nth = if major < 9 { nth } else { nth - 1 };
+                sim.fail_call(Some(later), nth, UNKNOWN);
                 let failed = match round % 2 {
                     0 => submit(&stream, &batch, Timing::Off),
                     _ => submit_blocks(&stream, &blocks, Timing::Off),

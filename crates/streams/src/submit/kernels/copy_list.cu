@@ -1,10 +1,14 @@
-// transload_copy_list(pieces, count): copies a list of pieces by the device's threads, a warp each. Mapped host memory is read and
+// transload_copy_list(pieces, count, more): copies a list of pieces by the device's threads, a warp each. Mapped host memory is read and
 // written in place; the list itself is in such memory.
 //
 // How copy_list.ptx was made: by hand, like copy.ptx, whose bodies it repeats.
 //
 // Promises: any alignment of either side of a piece, any size, any number of pieces, any grid of one dimension and block of whole
 // warps. No destination overlaps another range. No byte outside the list and the ranges is touched.
+//
+// Launches of one list may overlap (programmatic dependent launch, CUDA Programming Guide): with `more`, the next one may begin as soon as all
+// blocks of this one have begun, and each ends after the one before it. Only devices from compute capability 9.0 on have the two instructions:
+// their lines of the PTX begin with `//sm_90`, and are comments for others.
 
 #include "copy.cu"
 
@@ -14,7 +18,11 @@ struct Piece {
     uint64_t bytes;
 };
 
-extern "C" __global__ void transload_copy_list(const Piece *pieces, uint64_t count) {
+extern "C" __global__ void transload_copy_list(const Piece *pieces, uint64_t count, uint32_t more) {
+    // Lets the launch after this one begin, if that is of the same list.
+    if (more) {
+        asm volatile("griddepcontrol.launch_dependents;");
+    }
     // The first pieces go to the first warps of all blocks, so that few pieces occupy all multiprocessors.
     uint64_t warp = uint64_t(threadIdx.x / 32) * gridDim.x + blockIdx.x;
     uint64_t warps = uint64_t(gridDim.x) * (blockDim.x / 32);
@@ -40,4 +48,6 @@ extern "C" __global__ void transload_copy_list(const Piece *pieces, uint64_t cou
             dst[parts.rest + lane] = rest;
         }
     }
+    // Ends after the launch before this one.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -272,6 +272,33 @@ fn dropping_the_last_stream_leaves_lists_to_drain() {
 }
 
 #[test]
+fn parts_of_a_long_list_may_overlap_each_other_and_nothing_else() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (count, bytes) = (700, 1024);
+    let sent = noise(count * (bytes + 1), 11);
+    let source = filled(&setup, &stream, MemoryKind::Mapped, &sent);
+    let target = filled(&setup, &stream, MemoryKind::Device, &vec![POISON; sent.len()]);
+    let pairs = scattered(&source, &target, count, bytes);
+    let overlaps =
+        setup.device.compute_capability().unwrap().0 >= 9 && Driver::get().unwrap().has(c"cuLaunchKernelEx");
+    for _ in 0..2 {
+        let calls = calls_of(|| run(&stream, &Operation::CopyBatchInPlace { pairs: &pairs }));
+        let launches: Vec<_> = calls.into_iter().filter(|name| name.starts_with("cuLaunch")).collect();
+        if overlaps {
+            // The first one comes after all that is before it on the stream.
+            assert_eq!(launches[0], "cuLaunchKernel");
+            assert_eq!(launches[1..], ["cuLaunchKernelEx"; 5]);
+        } else {
+            assert_eq!(launches, ["cuLaunchKernel"; 3]);
+        }
+    }
+    assert!(content(&setup, &stream, &target) == expected(&sent, count, bytes));
+    drop((pairs, source, target, stream));
+    setup.finish();
+}
+
+#[test]
 fn batch_in_place_longer_than_a_page_is_complete() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();

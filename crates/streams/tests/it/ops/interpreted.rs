@@ -36,6 +36,8 @@ impl Instruction {
 struct Program {
     instructions: Vec<Instruction>,
     registers: HashMap<&'static str, usize>,
+    /// Whether its launches may overlap.
+    overlaps: bool,
 }
 
 impl Program {
@@ -52,7 +54,11 @@ impl Program {
                 None => count += 1,
             }
         }
-        let mut program = Self { instructions: Vec::new(), registers: HashMap::new() };
+        let mut program = Self {
+            instructions: Vec::new(),
+            registers: HashMap::new(),
+            overlaps: text.lines().any(|line| line.trim_start().starts_with("griddepcontrol.wait")),
+        };
         for line in lines.into_iter().filter(|line| !line.ends_with(':')) {
             let mut words = line.trim_end_matches(';').split([' ', ',', '{', '}', '[', ']', '+', '@']);
             let mut words = words.by_ref().filter(|word| !word.is_empty());
@@ -86,7 +92,12 @@ impl Program {
             (0..blocks).flat_map(|block| (0..threads).step_by(WARP).map(move |t| (block, t)))
         {
             let lanes = (first..threads.min(first + WARP as u64)).map(|thread| {
-                let mut lane = Lane { registers: vec![0xDEAD; self.registers.len()], next: 0 };
+                let mut lane = Lane {
+                    registers: vec![0xDEAD; self.registers.len()],
+                    next: 0,
+                    lets_begin: false,
+                    may_end: false,
+                };
                 let special =
                     [("%ctaid.x", block), ("%nctaid.x", blocks), ("%tid.x", thread), ("%ntid.x", threads)];
                 for (name, value) in special.iter().chain(parameters) {
@@ -96,7 +107,10 @@ impl Program {
                 }
                 lane
             });
-            self.run_warp(memory, &mut lanes.collect::<Vec<_>>());
+            let mut lanes: Vec<_> = lanes.collect();
+            self.run_warp(memory, &mut lanes);
+            let more = parameters.iter().any(|(name, value)| name.ends_with("_more") && *value != 0);
+            assert!(lanes.iter().all(|lane| lane.lets_begin == (more && self.overlaps)));
         }
     }
 
@@ -118,6 +132,9 @@ impl Program {
 struct Lane {
     registers: Vec<u64>,
     next: usize,
+    /// Whether it has let the next launch begin, and has waited for the end of the one before.
+    lets_begin: bool,
+    may_end: bool,
 }
 
 impl Lane {
@@ -140,7 +157,18 @@ impl Lane {
             let (name, operands) = (&instruction.name[..], &instruction.operands[..]);
             let of = |index: usize| self.value(operands[index]);
             let result = match name {
-                ["ret"] => return None,
+                ["ret"] => {
+                    assert_eq!(self.may_end, program.overlaps, "a launch ends after the one before it");
+                    return None;
+                }
+                ["griddepcontrol", "launch_dependents"] => {
+                    self.lets_begin = true;
+                    continue;
+                }
+                ["griddepcontrol", "wait"] => {
+                    self.may_end = true;
+                    continue;
+                }
                 ["bra"] => {
                     let Operand::Label(target) = operands[0] else { panic!("no label") };
                     self.next = target;
@@ -251,7 +279,9 @@ const SIZES: [usize; 9] = [1, 15, 31, 47, 63, 511, 575, 2_075, 4_093];
 
 #[test]
 fn list_kernel_touches_its_ranges_only() {
-    let program = Program::parse(COPY_LIST);
+    // As it is, and as newer devices are given it.
+    let programs = [COPY_LIST, COPY_LIST.replace("//sm_90 ", "").leak()].map(Program::parse);
+    assert!(!programs[0].overlaps && programs[1].overlaps);
     let bytes = noise(SIZES[8], 1);
     for (index, (from, to)) in (0..16).flat_map(|from| (0..16).map(move |to| (from, to))).enumerate() {
         let (mut memory, mut list) = (Memory(Vec::new()), Vec::new());
@@ -263,8 +293,9 @@ fn list_kernel_touches_its_ranges_only() {
         let count = list.len() as u64 / 24;
         let pairs = memory.0.len();
         memory.0.push((4096, list));
-        let parameters = [("transload_copy_list_pieces", 4096), ("transload_copy_list_count", count)];
-        program.launch(&mut memory, [(1, 32), (2, 32), (1, 64)][index % 3], &parameters);
+        let more = ("transload_copy_list_more", (index / 2 % 2) as u64);
+        let parameters = [("transload_copy_list_pieces", 4096), ("transload_copy_list_count", count), more];
+        programs[index % 2].launch(&mut memory, [(1, 32), (2, 32), (1, 64)][index % 3], &parameters);
         memory.0.truncate(pairs);
         memory.assert_copied(&format!("{from}, {to}"));
     }
