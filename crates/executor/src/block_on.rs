@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake},
     thread::{self, Thread},
 };
@@ -12,11 +15,22 @@ use transload_core::Result;
 
 use crate::workers::refuse_to_block;
 
-struct Unpark(Thread);
+/// A thread that polls a future, and whether that was woken since. The thread's token alone does not tell: code that the future calls may park
+/// the thread for reasons of its own.
+struct Unpark {
+    thread: Thread,
+    is_woken: AtomicBool,
+}
 
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Release: what was done before the wake-up is seen by the next poll.
+        self.is_woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 
@@ -27,12 +41,17 @@ impl Wake for Unpark {
 /// the future there.
 pub fn block_on<F: Future>(future: F) -> Result<F::Output> {
     refuse_to_block()?;
-    let waker = Arc::new(Unpark(thread::current())).into();
+    let woken = Arc::new(Unpark { thread: thread::current(), is_woken: AtomicBool::new(false) });
+    let waker = Arc::clone(&woken).into();
     let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
     loop {
         match future.as_mut().poll(&mut context) {
             Poll::Ready(output) => return Ok(output),
-            Poll::Pending => thread::park(),
+            Poll::Pending => {
+                while !woken.is_woken.swap(false, Ordering::Acquire) {
+                    thread::park();
+                }
+            }
         }
     }
 }

@@ -1,9 +1,13 @@
 //! Blocking calls are bounded per key, and delay no other key.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-    mpsc,
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::Poll,
+    thread,
 };
 
 use transload_core::ErrorKind;
@@ -109,6 +113,25 @@ fn spawn_thread_may_wait_for_calls_and_is_drained() {
         assert_eq!(task.wait().unwrap(), 8);
         let panicked = executor.spawn_thread(|| panic!("by the test"));
         assert_eq!(panicked.wait().unwrap_err().kind(), ErrorKind::Interrupted);
+    });
+}
+
+#[test]
+fn block_on_polls_again_although_its_future_has_parked_the_thread() {
+    within_limit(String::new, || {
+        let mut polls = 0;
+        let future = std::future::poll_fn(|context| {
+            polls += 1;
+            if polls > 1 {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            // As a nested `block_on` does.
+            thread::park();
+            Poll::Pending
+        });
+        block_on(future).unwrap();
+        assert_eq!(polls, 2);
     });
 }
 

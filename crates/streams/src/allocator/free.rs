@@ -108,14 +108,16 @@ impl Shared {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(refuse)?;
             let is_its_own = stream.is_none_or(|stream| serves(&state, stream));
-            // The block's stream was released and is used again.
-            let again =
-                stream.filter(|stream| matches!(&state.owner, Owner::Ended(end) if end.of == stream.id()));
             let recorded = state.users.get(&node).map_or(&[][..], Vec::as_slice);
-            let uses_it = |stream: &CudaStream| recorded.iter().any(|user| user.id == stream.id());
-            if !is_its_own && again.is_none() && !stream.is_some_and(uses_it) {
+            let may_free = |stream: &CudaStream| {
+                let was_its_own = matches!(&state.owner, Owner::Ended(end) if end.of == stream.id());
+                was_its_own || recorded.iter().any(|user| user.id == stream.id())
+            };
+            if !is_its_own && !stream.is_some_and(may_free) {
                 return Err(refuse(FreeError::WrongStream));
             }
+            // The block's stream, or a user's, may have been released and be used again.
+            let again = stream.filter(|_| !is_its_own);
             let users = state.users.remove(&node).unwrap_or_default();
             if users.is_empty() && again.is_none() {
                 state.free(node);
@@ -129,6 +131,7 @@ impl Shared {
         };
         let again = again.map(|stream| self.user(stream)).transpose();
         match again.and_then(|again| {
+            users.retain(|known| again.as_ref().is_none_or(|again| known.id != again.id));
             users.extend(again);
             self.ends_of(&users)
         }) {

@@ -103,9 +103,10 @@ impl StreamTimeline {
     pub(crate) fn share(&self) {
         if !self.events.points.is_shared() {
             self.events.points.share();
-            if let Err(error) = self.flush_batch() {
-                report::call_failed("a fence may also wait for work of the raw handle", self.device, &error);
-            }
+        }
+        // Also if another thread has just exposed it, and has not ended the batch yet.
+        if let Err(error) = self.flush_batch() {
+            report::call_failed("a fence may also wait for work of the raw handle", self.device, &error);
         }
     }
 

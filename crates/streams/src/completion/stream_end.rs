@@ -9,6 +9,7 @@ use std::{
     task::Waker,
 };
 
+use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, events::report, next_timeline_id,
 };
@@ -32,7 +33,7 @@ pub(crate) struct StreamEnd {
     /// Recorded after the work. Unset if that was complete, or waited for because recording failed.
     event: OnceLock<Event>,
     /// The stream, if its end could not be recorded: the event is recorded once a capture is over, or the driver takes it.
-    captured: Option<Arc<StreamHandle>>,
+    captured: Mutex<Option<Arc<StreamHandle>>>,
     complete: AtomicBool,
     waiters: Waiters,
 }
@@ -101,7 +102,7 @@ impl StreamEnd {
 
     fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<StreamHandle>>) -> Arc<Self> {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
-        let (event, complete) = (OnceLock::new(), AtomicBool::new(false));
+        let (event, complete, captured) = (OnceLock::new(), AtomicBool::new(false), Mutex::new(captured));
         Arc::new_cyclic(|this| {
             let waiters = Waiters::new(Weak::<Self>::clone(this), 0);
             Self { id: next_timeline_id(), of, device, event, captured, complete, waiters }
@@ -118,8 +119,15 @@ impl StreamEnd {
 
     /// Records the end if a capture prevented that before.
     fn retry_record(&self, may_wait: bool) {
-        if let Some(stream) = self.captured.as_ref().filter(|_| self.is_unrecorded()) {
-            self.set(record_end(stream, may_wait));
+        if !self.is_unrecorded() {
+            return;
+        }
+        let Some(stream) = self.captured.lock().clone() else { return };
+        self.set(record_end(&stream, may_wait));
+        if !self.is_unrecorded() {
+            // The stream is destroyed now, and its owner dropped.
+            let done = self.captured.lock().take();
+            drop((stream, done));
         }
     }
 
@@ -201,7 +209,8 @@ unsafe impl Timeline for StreamEnd {
 
     fn held_by_user(&self, _point: u64) -> Option<Error> {
         self.retry_record(false);
-        let stream = self.captured.as_ref().filter(|stream| self.is_unrecorded() && is_captured(stream));
+        let stream = self.captured.lock().clone();
+        let stream = stream.filter(|stream| self.is_unrecorded() && is_captured(stream));
         stream.map(|_| Error::new(ErrorKind::Busy, "the stream is being captured into a graph"))
     }
 

@@ -11,13 +11,15 @@ use std::{
 use transload_core::{Error, ErrorKind, Fence, Queue, Result, StreamPriority, WorkloadType};
 
 use super::{AdvancedStreamPool, PRIORITIES, StreamLease};
-use crate::CudaStream;
+use crate::{CudaStream, completion::after_capture::AfterCapture};
 
 /// State of a stream.
 enum State {
     Idle,
-    /// Until the fence is complete; `None` during a capture.
-    Busy(Option<Fence>),
+    /// Until the fence is complete.
+    Busy(Fence),
+    /// Until the fence of its capture's end.
+    Captured(Fence),
     Broken(Error),
 }
 
@@ -82,7 +84,7 @@ impl AdvancedStreamPool {
 
     /// Unleased idle streams first, then a new one if one `may_be_created`, then leased idle ones.
     fn find(&self, may_be_created: bool) -> Result<Found> {
-        let mut fences = Vec::new();
+        let (mut fences, mut captures) = (Vec::new(), Vec::new());
         let (mut broken, mut streams) = (None, 0_usize);
         for free in [true, false] {
             let mut room = None;
@@ -99,7 +101,8 @@ impl AdvancedStreamPool {
                             let held = group.places.lease(index).filter(|held| held.id() == stream.id());
                             found = held.map(|held| Ok(StreamLease::new(held)));
                         }
-                        Ok(State::Busy(fence)) => fences.extend(fence),
+                        Ok(State::Busy(fence)) => fences.push(fence),
+                        Ok(State::Captured(end)) => captures.push(end),
                         Ok(State::Broken(error)) => broken = Some(error),
                         Err(error) => found = Some(Err(error)),
                     }
@@ -119,7 +122,12 @@ impl AdvancedStreamPool {
         match broken {
             Some(error) if fences.is_empty() => Err(error),
             None if streams == 0 => Ok(Found::Room(StreamPriority::Normal)),
-            _ => Ok(Found::Busy(fences)),
+            // Captures alone are an error: see `register_all`.
+            _ if fences.is_empty() => Ok(Found::Busy(fences)),
+            _ => {
+                fences.append(&mut captures);
+                Ok(Found::Busy(fences))
+            }
         }
     }
 }
@@ -133,18 +141,18 @@ fn state(stream: &CudaStream) -> Result<State> {
     if outstanding > 0 {
         let point = stream.own.last_point();
         match stream.timeline().poll(point) {
-            Ok(false) => return Ok(State::Busy(Some(Fence::new(Arc::clone(stream.timeline()), point)))),
+            Ok(false) => return Ok(State::Busy(Fence::new(Arc::clone(stream.timeline()), point))),
             Ok(true) => {}
             Err(error) => return Ok(State::Broken(error)),
         }
     }
     if stream.own.is_captured() {
-        return Ok(State::Busy(None));
+        return Ok(State::Captured(AfterCapture::of(stream.clone())));
     }
     match stream.is_ready() {
         Ok(true) => Ok(State::Idle),
         // Work from the raw handle: record a fence for it.
-        Ok(false) => stream.fence().map(|fence| State::Busy(Some(fence))),
+        Ok(false) => stream.fence().map(State::Busy),
         Err(error) => Ok(State::Broken(error)),
     }
 }

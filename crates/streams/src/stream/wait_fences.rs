@@ -21,8 +21,10 @@ impl CudaStream {
                 self.own.wait_for(other, fence.point()).map(|_| ())
             }
         } else if let Some(end) = timeline.downcast_ref::<StreamEnd>() {
-            let wait = |event| self.own.stream().wait_event(event).map_err(|error| self.own.lift(error));
-            end.event().map_or(Ok(()), wait)
+            let Some(event) = end.event() else { return Ok(()) };
+            // Waiters of the open batch must not wait for the other stream.
+            let waited = self.own.flush_batch().and_then(|()| self.own.stream().wait_event(event));
+            waited.map_err(|error| self.own.lift(error))
         } else if let Some(waited) = self.own.wait_for_external(fence) {
             waited.map(drop)
         } else {

@@ -313,6 +313,17 @@ fn a_stream_that_was_released_ends_with_its_last_handle() {
 
 #[test]
 fn released_user_that_is_used_again_is_waited_for() {
+    // The use is recorded again, or the block is freed on its stream.
+    released_and_used_again(|allocator, block, own, user| {
+        allocator.record_use(block, user).unwrap();
+        allocator.free_on(block, own).unwrap();
+    });
+    released_and_used_again(|allocator, block, _, user| allocator.free_on(block, user).unwrap());
+}
+
+fn released_and_used_again(
+    free: impl FnOnce(&StreamOrderedAllocator, StreamBlock, &CudaStream, &CudaStream),
+) {
     let fixture = tight();
     let (own, user) = (fixture.stream(), fixture.stream());
     let back = fixture.setup.pinned(&vec![0; 1 << 20]);
@@ -323,8 +334,7 @@ fn released_user_that_is_used_again_is_waited_for() {
     fixture.allocator.release_stream(&user).unwrap();
     let gate = Gate::before(fixture.device(), &[&user]);
     read_back(&user, block, &back);
-    fixture.allocator.record_use(block, &user).unwrap();
-    fixture.allocator.free_on(block, &own).unwrap();
+    free(&fixture.allocator, block, &own, &user);
     let again = fixture.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
     assert_eq!(again.address(), block.address());
     fill(&own, again, 0xFF);

@@ -1,11 +1,13 @@
 //! Waiting for a ready stream: none is ready while all are busy, and a waiter sleeps until one is.
 
 use std::{
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
 use transload_core::{Pattern, Queue, StreamPriority, WorkloadType};
+use transload_cuda_sys::{Capture, CaptureMode};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use crate::support::{
@@ -123,6 +125,33 @@ fn first_idle_stream_wakes_the_waiter() {
         drop(ready);
         work.into_iter().for_each(|work| drop(work.wait().unwrap()));
         drop((pool, there));
+        setup.finish();
+    });
+}
+
+#[test]
+fn end_of_a_capture_wakes_the_waiter_although_others_are_busy() {
+    limited(|| {
+        let setup = Setup::new();
+        let pool = pool(&setup, 2);
+        let [captured, busy] = [(); 2].map(|()| pool.get_stream_for_workload(WorkloadType::Memory).unwrap());
+        assert_ne!(captured.raw_handle(), busy.raw_handle());
+        let gate = Gate::before(&setup.device, &[&busy]);
+        // SAFETY: nothing is captured.
+        let capture = unsafe { Capture::begin(&*captured, CaptureMode::Relaxed) }.unwrap();
+        thread::scope(|scope| {
+            let (found, finding) = mpsc::channel();
+            let pool = &pool;
+            scope.spawn(move || {
+                let ready = pool.wait_for_any_ready(LONG).unwrap();
+                found.send(ready.map(|ready| ready.raw_handle())).unwrap();
+            });
+            assert!(finding.recv_timeout(Duration::from_millis(50)).is_err(), "none is ready");
+            drop(capture.end().unwrap());
+            assert_eq!(finding.recv().unwrap(), Some(captured.raw_handle()));
+        });
+        gate.open();
+        drop((captured, busy, pool));
         setup.finish();
     });
 }

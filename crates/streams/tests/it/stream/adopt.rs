@@ -12,11 +12,14 @@ use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, Event, EventTiming, Stream, StreamOptions, check, ffi,
 };
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{CudaStream, FenceEvent};
+use transload_streams::{CudaStream, FenceEvent, StreamOrderedAllocator};
 
-use crate::support::{
-    gate::{Gate, limited},
-    setup::Setup,
+use crate::{
+    allocator::Fixture,
+    support::{
+        gate::{Gate, limited},
+        setup::Setup,
+    },
 };
 
 /// A stream of other code, which tells on which thread it is destroyed.
@@ -204,6 +207,63 @@ fn small_copies_before_a_foreign_wait_complete_without_it() {
         gate.open();
         drop((there, ours, theirs, fence, event));
         setup.finish();
+    });
+}
+
+#[test]
+fn small_copies_before_memory_of_a_destroyed_stream_complete_without_it() {
+    limited(|| {
+        let fixture = Fixture::with(MemoryKind::Device, |resource| {
+            let builder = StreamOrderedAllocator::builder(resource).segments(1 << 20, 1 << 20);
+            builder.limit(1 << 20).build().unwrap()
+        });
+        let (ours, theirs) = (fixture.stream(), fixture.stream());
+        let there = fixture.setup.device(64);
+        let gate = Gate::before(fixture.device(), &[&theirs]);
+        let block = fixture.allocator.allocate_for_stream(&theirs, 1 << 20).unwrap();
+        fixture.allocator.free_on(block, &theirs).unwrap();
+        drop(theirs);
+        let filled = ours.memset_async(&there, Pattern::U8(1));
+        let block = fixture.allocator.allocate_for_stream(&ours, 1 << 20).unwrap();
+        filled.wait().unwrap();
+        assert!(!ours.is_ready().unwrap(), "it waits for the work of the other stream");
+        gate.open();
+        fixture.allocator.free_on(block, &ours).unwrap();
+        drop((there, ours));
+        fixture.finish();
+    });
+}
+
+#[test]
+fn owner_of_a_stream_that_was_captured_is_dropped_after_the_capture() {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+    const RELAXED: u32 = 2;
+    limited(|| {
+        let fixture = Fixture::new();
+        let (theirs, destruction) = their_stream(fixture.device().context().unwrap());
+        let raw = theirs.stream.as_raw();
+        // SAFETY: the owner is the stream.
+        let adopted = unsafe { CudaStream::adopt(fixture.device(), raw, theirs) }.unwrap();
+        let other = fixture.stream();
+        let [freed, live] = [(); 2].map(|()| fixture.allocator.allocate_for_stream(&adopted, 4096).unwrap());
+        fixture.allocator.free_on(freed, &adopted).unwrap();
+        let bound = fixture.device().context().unwrap().enter().unwrap();
+        // SAFETY: the owner has not destroyed the stream, and nothing is captured.
+        check("cuStreamBeginCapture_v2", unsafe { ffi::cuStreamBeginCapture_v2(raw, RELAXED) }).unwrap();
+        drop(adopted);
+        let mut graph = ptr::null_mut();
+        // SAFETY: as above; a stream that is captured is not destroyed.
+        check("cuStreamEndCapture", unsafe { ffi::cuStreamEndCapture(raw, &mut graph) }).unwrap();
+        // SAFETY: the graph was just made, and nothing else uses it.
+        check("cuGraphDestroy", unsafe { ffi::cuGraphDestroy(graph) }).unwrap();
+        drop(bound);
+        fixture.allocator.drain().unwrap();
+        fixture.memory.drain().unwrap();
+        destruction.try_recv().expect("nothing needs the stream any more");
+        fixture.allocator.record_use(live, &other).unwrap();
+        fixture.allocator.free_on(live, &other).unwrap();
+        drop(other);
+        fixture.finish();
     });
 }
 
