@@ -79,7 +79,7 @@ pub use profile::sink::{OperationRecord, OperationSample, OperationSink, SinkSlo
 pub use profile::tally::{OperationCount, OperationSampling, QueueTally};
 pub use queue::fence::{Done, Fence, PointSignal, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent, Wanted};
-pub use queue::room::full_until;
+pub use queue::room::{full_until, may_be_full};
 pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };

@@ -6,11 +6,17 @@ use crate::{Fence, Queue};
 /// holds about a thousand entries, and an operation takes up to three: its wait, itself and its event.
 const MAX_OUTSTANDING: u64 = 256;
 
+/// Returns whether a driver's call that enqueues might block, with so many operations in flight on a device's queue.
+#[must_use]
+pub fn may_be_full(outstanding: u64) -> bool {
+    outstanding >= MAX_OUTSTANDING
+}
+
 /// If an operation enqueued now might block in the driver because the queue is full, returns a fence after which the queue has room
 /// again. Half of it then, so that not everyone who waits is woken for each operation that ends.
 #[must_use]
 pub fn full_until(queue: &dyn Queue) -> Option<Fence> {
-    if queue.outstanding() < MAX_OUTSTANDING || queue.device().is_cpu() {
+    if !may_be_full(queue.outstanding()) || queue.device().is_cpu() {
         return None;
     }
     let timeline = queue.timeline();

@@ -239,12 +239,23 @@ impl<'a> Claims<'a> {
         obstacle.into()
     }
 
+    /// Ends several claims without work. Wakes who waits for one of them when all have ended, so that a task which is woken on this thread may
+    /// use any of their buffers.
+    pub fn end_all(all: impl IntoIterator<Item = Self>) {
+        let mut wake_list = WakeList::default();
+        all.into_iter().for_each(|mut claims| claims.withdraw_to(&mut wake_list));
+    }
+
     #[cold]
     fn withdraw(&mut self) {
-        let mut wake_list = WakeList::default();
+        self.withdraw_to(&mut WakeList::default());
+    }
+
+    /// Who waits is woken when the list is dropped.
+    fn withdraw_to(&mut self, wake_list: &mut WakeList) {
         for group in self.held.chunk_by(same_buffer) {
             if let Some(Claimed { buffer, .. }) = group.first() {
-                buffer.hazards().withdraw_all(group, &mut wake_list);
+                buffer.hazards().withdraw_all(group, wake_list);
             }
         }
         self.held.clear();

@@ -1,15 +1,23 @@
 //! Registrations are ordered after work in flight on the buffer.
 
 use std::{
+    any::Any,
+    future::Future,
+    pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
         mpsc::{RecvTimeoutError, channel},
     },
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::Duration,
 };
 
-use transload_core::{Access, Claims, ErrorKind};
+use transload_core::{
+    Access, Claims, DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, TrySubmitError, Turns,
+    next_timeline_id,
+};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
 use super::{gate::Gate, heap::heap, manager};
@@ -89,4 +97,114 @@ fn registration_does_not_end_while_a_view_or_a_loan_is_open() {
     }
     drop((part, buffer, memory));
     device.assert_no_live_objects();
+}
+
+type Action = Box<dyn FnOnce() + Send>;
+
+/// Work that runs an action when it is first asked whether it is over.
+struct Asked {
+    id: TimelineId,
+    act: Mutex<Option<Action>>,
+    is_over: AtomicBool,
+}
+
+// SAFETY: no work has its point, so no memory is used.
+unsafe impl Timeline for Asked {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        0
+    }
+
+    fn poll(&self, _point: u64) -> Result<bool> {
+        let act = self.act.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+        Ok(self.is_over.load(Ordering::SeqCst))
+    }
+
+    fn wait(&self, _point: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Runs an action when woken, on the thread that wakes.
+struct Inline(Mutex<Option<Action>>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let act = self.0.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+    }
+}
+
+#[test]
+fn task_that_the_end_of_a_registration_wakes_may_register_others() {
+    // Whichever of the two ends first.
+    for (is_over, reversed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (device, memory) = manager();
+        let memory: Arc<CudaMemoryManager> = Arc::new(memory);
+        let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
+        let [mut one, mut other] = [(); 2].map(|()| heap(100_000, true).0);
+        if reversed {
+            std::mem::swap(&mut one, &mut other);
+        }
+        for buffer in [&one, &other] {
+            drop(cache.register(buffer).unwrap());
+        }
+        let (registered, registering) = channel();
+        let task: Action = {
+            let (cache, other) = (Arc::clone(&cache), other.clone());
+            Box::new(move || registered.send(cache.register(&other).map(drop)).unwrap())
+        };
+        let waker = Waker::from(Arc::new(Inline(Mutex::new(Some(task)))));
+        // While the end of its registration has claimed the buffer, a task waits for it.
+        let claimed = one.clone();
+        let act: Action = Box::new(move || {
+            let TrySubmitError::WouldBlock(obstacle) =
+                Claims::try_acquire(&mut [(&claimed, Access::Read)], &Turns::default()).unwrap_err()
+            else {
+                panic!("it is claimed");
+            };
+            assert_eq!(pin!(obstacle).poll(&mut Context::from_waker(&waker)), Poll::Pending);
+        });
+        let asked = Arc::new(Asked {
+            id: next_timeline_id(),
+            act: Mutex::new(Some(act)),
+            is_over: AtomicBool::new(is_over),
+        });
+        let claims = Claims::acquire(&mut [(&one, Access::Read)]).unwrap();
+        // SAFETY: nothing runs.
+        unsafe { claims.commit(&Fence::new(Arc::clone(&asked) as Arc<dyn Timeline>, 1)) };
+        let trimming = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || cache.trim().map(drop))
+        };
+        registering
+            .recv_timeout(Duration::from_secs(20))
+            .expect("the task waits for its own thread")
+            .unwrap();
+        trimming.join().unwrap().unwrap();
+        asked.is_over.store(true, Ordering::SeqCst);
+        cache.trim().unwrap();
+        assert_eq!(cache.statistics().registrations, 0);
+        drop((one, other, asked, cache));
+        memory.drain().unwrap();
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+        drop(memory);
+        device.assert_no_live_objects();
+    }
 }

@@ -18,7 +18,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result, Timeline, events::report, panic_text};
 
-use super::timeline::StreamTimeline;
+use super::{reactor::get_or_try_init, timeline::StreamTimeline};
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -171,14 +171,14 @@ struct ReadyCallback {
 /// Returns the channel to the callback thread, starting it at the first call. The thread lives as long as the
 /// process; callbacks that have not run by its end never do.
 fn runner() -> Result<&'static Sender<ReadyCallback>> {
-    static RUNNER: OnceLock<Result<Sender<ReadyCallback>>> = OnceLock::new();
-    let started = RUNNER.get_or_init(|| {
+    static RUNNER: OnceLock<Sender<ReadyCallback>> = OnceLock::new();
+    let start = || {
         let (sender, due) = mpsc::channel();
         let spawned = thread::Builder::new().name("transload-callbacks".to_owned()).spawn(|| run(due));
-        let failed = |error| Error::caused_by(ErrorKind::Io, "starting the callbacks' thread", error);
-        spawned.map(|_| sender).map_err(failed)
-    });
-    started.as_ref().map_err(Clone::clone)
+        spawned.map(|_| sender)
+    };
+    let failed = |error| Error::caused_by(ErrorKind::Io, "starting the callbacks' thread", error);
+    get_or_try_init(&RUNNER, start).map_err(failed)
 }
 
 fn run(due: Receiver<ReadyCallback>) {

@@ -127,6 +127,11 @@ impl<E: Timed> PendingEvents<E> {
         asks.then(|| self.events.get(POLL_INTERVAL - 1).map(|event| event.upto)).flatten()
     }
 
+    /// Returns the point of the event in the middle.
+    pub(crate) fn middle(&self) -> Option<u64> {
+        self.events.get(self.events.len() / 2).map(|event| event.upto)
+    }
+
     /// Returns the name of the oldest pending operation.
     pub(crate) fn oldest(&self) -> Option<&'static str> {
         self.events.front().map(|event| event.what)

@@ -3,6 +3,7 @@
 //! It polls without pause for a while after a completion, then at growing intervals, and parks while no task waits.
 
 use std::{
+    io,
     sync::{Arc, OnceLock, Weak},
     task::Waker,
     thread::{self, Thread},
@@ -36,25 +37,36 @@ pub(crate) struct Reactor {
     polling: Mutex<()>,
 }
 
+/// Returns a value that is made once. After a failure the next call tries again.
+pub(super) fn get_or_try_init<T>(cell: &OnceLock<T>, make: impl FnOnce() -> io::Result<T>) -> io::Result<&T> {
+    /// One thread makes any of them.
+    static MAKING: Mutex<()> = Mutex::new(());
+    if cell.get().is_none() {
+        let _making = MAKING.lock();
+        if cell.get().is_none() {
+            let made = make()?;
+            return Ok(cell.get_or_init(|| made));
+        }
+    }
+    cell.get().ok_or_else(|| io::ErrorKind::Other.into())
+}
+
 static REACTOR: OnceLock<Reactor> = OnceLock::new();
 
 impl Reactor {
     /// Returns the reactor, starting its thread at the first call. The thread lives as long as the process.
+    ///
+    /// # Errors
+    /// `Io` if the system refuses a thread; the next call tries again.
     pub(crate) fn get() -> Result<&'static Self> {
-        static STARTED: OnceLock<Result<()>> = OnceLock::new();
+        static STARTED: OnceLock<()> = OnceLock::new();
         let new =
             || Self { queue: ReactorQueue::new(ROOM), thread: OnceLock::new(), polling: Mutex::new(()) };
         let reactor = REACTOR.get_or_init(new);
-        STARTED
-            .get_or_init(|| {
-                let spawned =
-                    thread::Builder::new().name("transload-reactor".to_owned()).spawn(|| reactor.run());
-                spawned
-                    .map(|_| ())
-                    .map_err(|error| Error::caused_by(ErrorKind::Io, "starting the reactor's thread", error))
-            })
-            .clone()
-            .map(|()| reactor)
+        let start = || thread::Builder::new().name("transload-reactor".to_owned()).spawn(|| reactor.run());
+        let started = get_or_try_init(&STARTED, || start().map(drop));
+        let failed = |error| Error::caused_by(ErrorKind::Io, "starting the reactor's thread", error);
+        started.map(|()| reactor).map_err(failed)
     }
 
     /// Waits until the reactor holds no stream that had no other handle before this call. Such a stream would be dropped later. Does not wait on the
@@ -147,5 +159,19 @@ impl Reactor {
         registrations.retain(|registration| {
             registration.stream.strong_count() > 0 && !self.queue.deregister(registration)
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_made_is_tried_again_and_made_once() {
+        let cell = OnceLock::new();
+        let refused = || Err(io::ErrorKind::WouldBlock.into());
+        assert_eq!(get_or_try_init::<i32>(&cell, refused).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(get_or_try_init(&cell, || Ok(1)).unwrap(), &1);
+        assert_eq!(get_or_try_init(&cell, refused).unwrap(), &1);
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, QueueTally, Result, StreamPriority, Timeline, TimelineId, events::report,
-    next_timeline_id,
+    may_be_full, next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
 use transload_memory::{CudaDevice, DeviceProfile, ListPages, lift_in};
@@ -246,7 +246,7 @@ impl StreamTimeline {
     }
 
     /// Queries whether a point is complete, without handling driver errors. Records an event for an incomplete point
-    /// without one.
+    /// without one, unless that might block until there is room: this may be the thread that polls for all streams.
     fn query(&self, point: u64) -> Result<bool, DriverError> {
         if self.events.points.reached() >= point {
             return Ok(true);
@@ -275,6 +275,12 @@ impl StreamTimeline {
                 let over = self.stream.is_idle()?;
                 if over {
                     self.advance(given)
+                } else if may_be_full(self.outstanding())
+                    && !transload_core::mutant!("streams/polls-enqueue-nothing")
+                {
+                    // Looks whether there is room the next time.
+                    let recorded = self.events.pending.lock().middle();
+                    recorded.map_or(Ok(false), |recorded| self.query(recorded))?;
                 } else {
                     // Do not poll the old point: this may be that poll.
                     let _old = self.record_late()?;

@@ -3,6 +3,7 @@
 use std::{sync::mpsc, time::Duration};
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
+use transload_cuda_sys::trace;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
@@ -226,4 +227,30 @@ fn failed_query_of_one_stream_delays_no_other_callback() {
     gate.open();
     calls.recv_timeout(MINUTE).unwrap().unwrap();
     fill.wait().unwrap();
+}
+
+#[test]
+fn poll_of_a_stream_whose_queue_may_be_full_enqueues_nothing() {
+    let sim = builder().checked();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 64).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let gate = Gate::before(&device, &[&stream]);
+    for copies in [20_usize, 300] {
+        // The last ones have no event of their own yet.
+        let mut last = None;
+        for _ in 0..copies {
+            last = stream.memset_async(&there, Pattern::U8(1)).fence().cloned();
+        }
+        let last = last.unwrap();
+        let trace = trace::start();
+        for _ in 0..3 {
+            assert!(!last.timeline().poll(last.point()).unwrap());
+        }
+        let records = trace.calls_of_this_thread().iter().filter(|call| call.name == "cuEventRecord").count();
+        assert_eq!(records, usize::from(copies < 256), "{copies} in flight");
+    }
+    gate.open();
+    stream.synchronize().unwrap();
 }

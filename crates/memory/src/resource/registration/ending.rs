@@ -23,9 +23,9 @@ pub(super) type Owners = Arc<[RawBuffer]>;
 /// Claims buffers for writing, so that no work on them can be submitted. Queries the driver, but does not wait.
 ///
 /// # Errors
-/// The fences of what uses them, if anything does: work in flight, a submission in progress, a view or a loan. Other code may copy
+/// What uses them, if anything does: work in flight, a submission in progress, a view or a loan. Other code may copy
 /// through the latter two.
-pub(super) fn claim_unused(owners: &Owners) -> Result<Claims<'_>, Vec<Fence>> {
+pub(super) fn claim_unused(owners: &Owners) -> Result<Claims<'_>, InUse<'_>> {
     let mut uses: Vec<_> = owners.iter().map(|owner| (owner, Access::Write)).collect();
     let Ok(mut claims) = Claims::try_acquire(&mut uses, &Turns::default()) else {
         if transload_core::mutant!("memory/registration-counts-submissions")
@@ -33,16 +33,24 @@ pub(super) fn claim_unused(owners: &Owners) -> Result<Claims<'_>, Vec<Fence>> {
         {
             return Ok(none);
         }
-        return Err(vec![end_of_uses(owners)]);
+        return Err(InUse { until: vec![end_of_uses(owners)], claims: None });
     };
     let open: Vec<Fence> = claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
     if !open.is_empty() && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
-        return Err(open);
+        return Err(InUse { until: open, claims: Some(claims) });
     }
     if transload_core::mutant!("memory/registration-end-holds-buffers") {
         claims = Claims::acquire(&mut []).unwrap_or(claims);
     }
     Ok(claims)
+}
+
+/// Why a registration cannot end now.
+pub(super) struct InUse<'a> {
+    /// The ends of what uses its buffers, as far as they are known.
+    pub(super) until: Vec<Fence>,
+    /// Claims that were made all the same. Their end wakes tasks.
+    pub(super) claims: Option<Claims<'a>>,
 }
 
 /// A registration, and what its end needs.
@@ -87,7 +95,8 @@ impl Held {
 
     /// Has the registration ended on another thread once nothing uses the buffers. Does not wait.
     pub(super) fn end_later(self, range: Range<usize>) {
-        match claim_unused(&self.owners).map(drop) {
+        let unused = claim_unused(&self.owners).map(drop).map_err(|in_use| in_use.until);
+        match unused {
             Ok(()) => {
                 let thread = Arc::clone(&self.free_thread);
                 thread.call(move || self.end_on_thread(range));
@@ -105,7 +114,7 @@ impl Held {
             let claims = match claim_unused(&owners) {
                 Ok(claims) => Some(claims),
                 Err(_) if transload_core::mutant!("memory/registration-end-looks-again") => None,
-                Err(until) => {
+                Err(InUse { until, .. }) => {
                     self.free_thread.count_postponed();
                     return self.park(range, &until);
                 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{events::report, panic_text};
+use transload_core::{Claims, RawBuffer, events::report, panic_text};
 use transload_cuda_sys::DriverError;
 
 use super::{
@@ -42,24 +42,59 @@ impl<'a> EntryGuard<'a> {
         Self { cache, range: request.range.clone(), writable: request.writable, registration: None }
     }
 
-    /// Ends the registration, unless something uses it or frees are deferred.
-    pub(super) fn end(mut self) -> Result<End, DriverError> {
-        let Some(registration) = self.registration.clone() else { return Ok(End::InUse) };
-        let claims = registration.claim_unused();
-        if claims.is_none() && !transload_core::mutant!("memory/registration-at-work") {
-            return Ok(End::InUse);
+    /// Returns the range, whether it is writable, and the buffers that keep it mapped.
+    pub(super) fn describe(&self) -> (Range<usize>, bool, Vec<RawBuffer>) {
+        let owners = self.registration.iter().flat_map(|registration| registration.owners().to_vec());
+        (self.range.clone(), self.writable, owners.collect())
+    }
+
+    /// Ends registrations, each unless something uses it or frees are deferred. Returns what became of them, in order.
+    pub(super) fn end_all(guards: Vec<Self>) -> Vec<Result<End, DriverError>> {
+        let registrations: Vec<_> = guards.iter().map(|guard| guard.registration.clone()).collect();
+        // Their end wakes tasks, which may use the cache: when this thread has no busy entry any more.
+        let mut claims = HeldClaims(Vec::new());
+        let ended = guards.into_iter().zip(&registrations).map(|(guard, registration)| {
+            let Some(registration) = registration else { return Ok(End::InUse) };
+            let ended = guard.end(registration, &mut claims.0);
+            if transload_core::mutant!("memory/claims-outlive-busy-entries") {
+                claims.0.clear();
+            }
+            ended
+        });
+        ended.collect()
+    }
+
+    fn end<'r>(
+        mut self,
+        registration: &'r Arc<Registration>,
+        claims: &mut Vec<Claims<'r>>,
+    ) -> Result<End, DriverError> {
+        match registration.claim_unused() {
+            Ok(all) => claims.push(all),
+            Err(in_use) => {
+                claims.extend(in_use.claims);
+                if !transload_core::mutant!("memory/registration-at-work") {
+                    return Ok(End::InUse);
+                }
+            }
         }
         let Some(running) = Running::begin_within(Duration::ZERO) else { return Ok(End::Deferred) };
         // Removed from the table even if the driver refuses.
         self.registration = None;
         let ended = registration.end();
-        // The end of the claims wakes tasks, which may use the cache.
         drop(running);
         self.cache.state.lock().evicted += u64::from(ended.is_ok());
-        drop(self);
-        drop(claims);
         let owner = ended?;
-        Ok(End::Ended(Ended { _registration: registration, _owner: owner }))
+        Ok(End::Ended(Ended { _registration: Arc::clone(registration), _owner: owner }))
+    }
+}
+
+/// Claims that end together.
+struct HeldClaims<'a>(Vec<Claims<'a>>);
+
+impl Drop for HeldClaims<'_> {
+    fn drop(&mut self) {
+        Claims::end_all(self.0.drain(..));
     }
 }
 

@@ -131,9 +131,10 @@ impl RegistrationCache {
         self.manager.alloc_context().reclaimer.sweep();
         let taken = self.state.lock().table.take_touching(&range).map_err(|range| in_use(&range))?;
         let (mut outcome, mut drop_later) = (Ok(()), DropLater::default());
-        for evicted in EntryGuard::all(self, taken) {
-            let range = evicted.range.clone();
-            let ended = match evicted.end() {
+        let guards = EntryGuard::all(self, taken);
+        let ranges: Vec<_> = guards.iter().map(|guard| guard.range.clone()).collect();
+        for (ended, range) in EntryGuard::end_all(guards).into_iter().zip(ranges) {
+            let ended = match ended {
                 Ok(End::Ended(ended)) => {
                     drop_later.push(ended);
                     Ok(())
@@ -180,9 +181,10 @@ impl RegistrationCache {
             drop(may_end);
             let taken = self.state.lock().table.take_idle();
             let mut are_deferred = false;
-            for evicted in EntryGuard::all(self, taken) {
-                let len = (evicted.range.end - evicted.range.start) as u64;
-                match evicted.end() {
+            let guards = EntryGuard::all(self, taken);
+            let lengths: Vec<_> = guards.iter().map(|guard| guard.range.len() as u64).collect();
+            for (ended, len) in EntryGuard::end_all(guards).into_iter().zip(lengths) {
+                match ended {
                     Ok(End::Ended(ended)) => {
                         bytes += len;
                         drop_later.push(ended);
@@ -293,26 +295,23 @@ impl RegistrationCache {
             };
             // Dropped after the guards, also on error.
             let mut drop_later = DropLater::default();
-            let (joined, others) = (EntryGuard::all(self, joined), EntryGuard::all(self, others));
+            let first_joined = others.len();
+            let guards = EntryGuard::all(self, others.into_iter().chain(joined).collect());
+            let old: Vec<_> = guards.iter().map(EntryGuard::describe).collect();
             // A registration ends while nothing uses its buffers, which may have these bytes.
             drop(loan.take());
-            for evicted in others {
-                let start = evicted.range.start;
-                match evicted.end().map_err(lift)? {
-                    End::Ended(ended) => drop_later.push(ended),
-                    End::InUse | End::Deferred => in_use_starts.push(start),
-                }
-            }
-            for evicted in joined {
-                let (range, writable) = (evicted.range.clone(), evicted.writable);
-                let theirs =
-                    evicted.registration.iter().flat_map(|old| old.owners().to_vec()).collect::<Vec<_>>();
-                match evicted.end().map_err(lift)? {
+            for (index, (ended, (range, writable, theirs))) in
+                EntryGuard::end_all(guards).into_iter().zip(old).enumerate()
+            {
+                match ended.map_err(lift)? {
                     End::Ended(ended) => drop_later.push(ended),
                     End::InUse | End::Deferred => {
                         in_use_starts.push(range.start);
                         continue;
                     }
+                }
+                if index < first_joined {
+                    continue;
                 }
                 let both = request.range.start.min(range.start)..request.range.end.max(range.end);
                 // Merge only if that keeps read-only memory read-only, and if both fit.

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use transload_core::{Access, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::DriverError;
 
-use super::ending::{Held, Owners, claim_unused};
+use super::ending::{Held, InUse, Owners, claim_unused};
 use crate::{
     allocation_counts::CountGuard,
     manager::AllocContext,
@@ -61,12 +61,16 @@ impl Registration {
         })
     }
 
-    /// Claims the owners, so that no work on them can be submitted; `None` if something uses them or the registration: copy engines
-    /// use their bytes in place while registered. Queries the driver.
-    pub(super) fn claim_unused(&self) -> Option<Claims<'_>> {
-        let claims = claim_unused(&self.owners).ok()?;
-        let loan = self.whole.lend(Access::Write).ok()?;
-        loan.after().iter().all(Fence::is_complete).then_some(claims)
+    /// Claims the owners, so that no work on them can be submitted. Queries the driver.
+    ///
+    /// # Errors
+    /// `InUse` if something uses the owners or the registration: copy engines use their bytes in place while registered.
+    pub(super) fn claim_unused(&self) -> Result<Claims<'_>, InUse<'_>> {
+        let claims = claim_unused(&self.owners)?;
+        match self.whole.lend(Access::Write) {
+            Ok(loan) if loan.after().iter().all(Fence::is_complete) => Ok(claims),
+            _ => Err(InUse { until: Vec::new(), claims: Some(claims) }),
+        }
     }
 
     /// Ends the registration now and returns the owner that kept the memory mapped. The caller has claimed the owners.
