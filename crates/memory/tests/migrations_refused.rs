@@ -125,6 +125,36 @@ fn counters_of_another_tool_are_refused() {
     test.assert_no_live_objects();
 }
 
+#[test]
+fn recording_of_unused_devices_makes_no_context_and_one_without_migrations_leaves_others_theirs() {
+    let _turn = turn();
+    let tests =
+        [harness::device_with(|builder| builder), harness::device_with(|builder| builder.pre_pascal())];
+    let tests = tests.map(Option::unwrap);
+    let devices = [0, 1].map(|which: usize| CudaDevice::new(tests[which].ordinal()).unwrap());
+    let recording = ActivityRecording::start(&devices).unwrap();
+    for device in &devices {
+        assert!(!device.driver().has_context().unwrap(), "{} is not in use", device.id());
+    }
+    recording.records_migrations().unwrap();
+    let memory = CudaMemoryManager::new(&devices[0]).unwrap();
+    let stream = Stream::new(devices[0].context().unwrap(), StreamOptions::default()).unwrap();
+    let buffer = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap();
+    buffer.write().unwrap().fill(1);
+    {
+        let _bound = devices[0].context().unwrap().enter().unwrap();
+        let (address, raw) = (buffer.device_address().unwrap(), stream.as_raw());
+        // SAFETY: the range is managed memory without another user, and the stream is waited for.
+        check("fill", unsafe { ffi::cuMemsetD8Async(address, 1, 4096, raw) }).unwrap();
+    }
+    stream.synchronize().unwrap();
+    let mut records = Vec::new();
+    recording.take(&mut records, false).unwrap();
+    assert!(records.iter().any(|record| matches!(record, EngineRecord::Faulted(_))), "{records:?}");
+    drop((buffer, stream, recording, memory, devices));
+    tests.iter().for_each(|test| test.assert_no_live_objects());
+}
+
 /// Trackers and recordings share the subscription; each ends its own records only.
 #[test]
 fn recordings_and_trackers_share_the_subscription() {

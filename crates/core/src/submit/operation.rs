@@ -337,8 +337,8 @@ fn check_rows(which: &str, len: usize, (pitch, plane): (usize, usize), rows: Pit
 ///
 /// # Errors
 /// Those of [`Operation::validate`]; [`ErrorKind::Busy`] if a host view is open on a range;
-/// [`ErrorKind::SourceFailed`] if bytes that it would read may be damaged; the queue's own. On an error
-/// nothing was enqueued.
+/// [`ErrorKind::SourceFailed`] if bytes that it would read may be damaged; the queue's own. Unless the error
+/// [is partial](Error::is_partial), nothing was enqueued then; else a part of the operation, or all of it, was done, and is over.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     submit_on(queue, operation, timing)
 }

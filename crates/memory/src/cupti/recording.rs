@@ -18,7 +18,7 @@ use super::{
     session::{self, Listener},
 };
 use crate::{
-    CudaDevice, MigrationTracker,
+    CudaDevice, CudaFeature, MigrationTracker,
     migrations::{Event, Record},
 };
 
@@ -99,7 +99,8 @@ impl ActivityRecording {
         let devices: Vec<_> = devices.into_iter().collect();
         session::use_source(Source::Activities)?;
         // What a tracker's test of the counters moves is recorded for nobody.
-        let tested: Result<Vec<_>> = devices.iter().map(|device| MigrationTracker::start(device)).collect();
+        let tested: Result<Vec<_>> =
+            to_test(&devices).into_iter().map(|device| MigrationTracker::start(device)).collect();
         let migrations = tested.and_then(|tested| {
             let used = session::use_source(Source::Migrations);
             drop(tested);
@@ -114,6 +115,22 @@ impl ActivityRecording {
         RECORDINGS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { activities, clock: Arc::new(CuptiClock { id: ClockId::next() }), migrations })
     }
+}
+
+/// Returns the devices on which migrations are tested: those that were in use before CUPTI was opened, which would not be known to it if it came too late.
+/// Others have no context, and get none. Where no device migrates single pages, the test of one says so.
+fn to_test<'a>(devices: &[&'a CudaDevice]) -> Vec<&'a CudaDevice> {
+    let migrates = |device: &CudaDevice| {
+        device.supports_feature(CudaFeature::ConcurrentManagedAccess).is_ok_and(|is_so| is_so)
+    };
+    let is_used = |device: &CudaDevice| {
+        device.driver().has_context().unwrap_or(true)
+            || transload_core::mutant!("memory/recording-makes-no-context")
+    };
+    if !devices.iter().any(|device| migrates(device)) {
+        return devices.iter().copied().take(1).collect();
+    }
+    devices.iter().copied().filter(|device| migrates(device) && is_used(device)).collect()
 }
 
 impl EngineRecording for ActivityRecording {

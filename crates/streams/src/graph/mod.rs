@@ -148,8 +148,8 @@ impl CudaGraph {
     /// it.
     ///
     /// # Errors
-    /// `Unsupported` for a stream of another device; `Busy` if a host view is open on a range; the driver's. On an error
-    /// nothing was enqueued.
+    /// `Unsupported` for a stream of another device; `Busy` if a host view is open on a range; the driver's. Unless the error
+    /// [is partial](transload_core::Error::is_partial), nothing was enqueued then; else the graph has run, or a part of it, and that is over.
     pub fn launch(&self, stream: &CudaStream) -> Result<Fence> {
         submit(stream, &Operation::Replay { recorded: self }, Timing::Off)
     }
