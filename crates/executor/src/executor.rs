@@ -19,7 +19,7 @@ use crate::{
     blocking::{self, BlockingKey},
     fences,
     group::{Group, Helping, LiveGuard},
-    guarded::guarded,
+    guarded::{discard, guarded},
     workers::{Runnable, Workers, enter, refuse_to_drain},
 };
 
@@ -115,6 +115,7 @@ impl Executor {
     {
         let (task, completer) = Task::pending();
         if let Err(error) = self.handle.0.start_first() {
+            discard(future);
             completer.complete(Err(error));
             return task;
         }
@@ -138,7 +139,7 @@ impl Executor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.handle.0.start_first()?;
+        let future = self.with_worker(future)?;
         self.schedule(priority, self.detached(future));
         Ok(())
     }
@@ -157,7 +158,7 @@ impl Executor {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.handle.0.start_first()?;
+        let future = self.with_worker(future)?;
         self.runnable(Some(timeline), priority, self.detached(future)).schedule();
         Ok(())
     }
@@ -197,6 +198,20 @@ impl Executor {
     /// Wakes up to `count` sleeping workers for tasks that the caller is about to start: they look for tasks for some hundred microseconds.
     pub fn wake(&self, count: usize) {
         self.handle.0.wake(count);
+    }
+
+    /// Starts the first worker, and returns the future.
+    ///
+    /// # Errors
+    /// As for [`start_first`](Self::start_first); the future is dropped.
+    fn with_worker<F>(&self, future: F) -> Result<F> {
+        match self.start_first() {
+            Ok(()) => Ok(future),
+            Err(error) => {
+                discard(future);
+                Err(error)
+            }
+        }
     }
 
     fn detached<F: Future<Output = ()>>(&self, future: F) -> impl Future<Output = ()> + use<F> {

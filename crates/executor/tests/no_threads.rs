@@ -20,12 +20,48 @@ use no_threads::NoThreads;
 use transload_core::{ErrorKind, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
 
+struct Panics;
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        panic!("by the test");
+    }
+}
+
 #[test]
 fn failed_thread_start_is_an_error_without_a_hang() {
     let (executor, key, other) =
         (Executor::with_threads(2).unwrap(), BlockingKey::new(1), BlockingKey::new(1));
-    // The first worker.
+    // The first worker. What the closures and futures hold panics when it is dropped.
     let none = NoThreads::new();
+    let held = || Panics;
+    assert_eq!(
+        executor
+            .spawn_thread({
+                let held = held();
+                move || drop(held)
+            })
+            .wait()
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Io
+    );
+    assert_eq!(
+        executor
+            .spawn({
+                let held = held();
+                async move { drop(held) }
+            })
+            .wait()
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Io
+    );
+    let detached = {
+        let held = held();
+        async move { drop(held) }
+    };
+    assert_eq!(executor.spawn_detached(StreamPriority::Normal, detached).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(executor.spawn(async {}).wait().unwrap_err().kind(), ErrorKind::Io);
     let refused = executor.spawn_detached(StreamPriority::Normal, async {}).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Io, "{refused}");

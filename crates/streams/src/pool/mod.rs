@@ -39,7 +39,7 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 /// A pool of streams of one device, created on demand and retired when idle.
 ///
 /// With at most 16 threads, a lease is one atomic addition, and its end another, on memory that only the calling
-/// thread writes. It calls the driver only to create a stream, and locks only then and after a change of the pool: if
+/// thread writes. It calls the driver only to create a stream, or to destroy one that has been idle for some seconds, and locks only then and after a change of the pool: if
 /// all usable streams are leased or busy and the bounds allow another. Beyond the bounds, leases share streams. All
 /// methods may be called from any thread.
 ///
@@ -101,7 +101,7 @@ impl AdvancedStreamPool {
             completions: Completions::default(),
             kernels: OnceLock::new(),
         };
-        pool.configure(strategy, split);
+        pool.configure(strategy, Some(split));
         pool
     }
 
@@ -172,13 +172,13 @@ impl AdvancedStreamPool {
 
     /// Changes the strategy. Existing leases keep their streams.
     pub fn set_strategy(&self, strategy: AllocationStrategy) {
-        let split = *self.split.lock();
-        self.configure(strategy, split);
+        self.configure(strategy, None);
     }
 
-    /// Applies a strategy and a validated split.
-    fn configure(&self, strategy: AllocationStrategy, split: WorkloadSplit) {
+    /// Applies a strategy and a validated split, or leaves the split as it is.
+    fn configure(&self, strategy: AllocationStrategy, split: Option<WorkloadSplit>) {
         let mut kept = self.split.lock();
+        let split = split.unwrap_or(*kept);
         for (group, priority) in self.groups.iter().zip(PRIORITIES) {
             group.allow(strategy::places(strategy, split, *self.bounds.end(), priority));
         }

@@ -74,7 +74,7 @@ impl AdvancedStreamPool {
             return Optimization { before, after: before, reason, seen };
         }
         let (strategy, split, reason) = decide(&seen, before.1, *self.bounds.end());
-        self.configure(strategy, split);
+        self.configure(strategy, Some(split));
         self.completions.start_over();
         Optimization { before, after: (strategy, split), reason, seen }
     }
