@@ -17,7 +17,7 @@ use crate::{
     TraceSummary,
     busy::BusyTime,
     clock_map::since,
-    engines::{Engines, Request},
+    engines::{Engines, EventSpans, Request},
     gauges::Value,
     idle_pinned::IdlePinned,
     inbox::{Inbox, Message, NamedOperation, NamedTime, QueueKey, TransferEnd},
@@ -205,8 +205,6 @@ impl Collector {
         self.know_clock(record.begin.clock());
         let Some(stream) = self.streams.entry(queue, inbox) else { return };
         stream.count_for(&record.tally, record.attachment);
-        let is_wait = record.info.kind == OperationKind::Wait;
-        let has_waited = std::mem::replace(&mut stream.has_waited, is_wait);
         if is_full {
             inbox.lose();
             return;
@@ -214,7 +212,7 @@ impl Collector {
         let OperationRecord { info, transfer, id, point, waits_for, enqueued, submitted, begin, end, .. } =
             record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
-        self.engines.enqueued(id, &operation, Some(submitted).filter(|_| !has_waited), self.capacity);
+        self.engines.enqueued(id, &operation, submitted, self.capacity);
         stream.pending.push_back(Pending::new(operation, Begin::Stamp(begin), end));
         self.outstanding += 1;
         if let Some(trace) = &mut self.trace {
@@ -285,8 +283,16 @@ impl Collector {
                 }
                 let Some(Pending { operation, end: stamp, .. }) = stream.pending.pop_front() else { break };
                 let known = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
-                let ran = times.as_ref().ok().and_then(|it| *it).map(|(begin, end)| end - begin);
-                self.engines.ended(operation.id, ran.map(|ran| ran.max(0).cast_unsigned()));
+                let ran = times.as_ref().ok().and_then(|it| *it);
+                let length = |from: i64, to: i64| (to - from).max(0).cast_unsigned();
+                let spans = ran.map(|(begin, end)| EventSpans {
+                    ran: length(begin, end),
+                    since_wait: stream.waited_until.map(|waited| length(waited, end)),
+                });
+                self.engines.ended(operation.id, spans);
+                if let (OperationKind::Wait, Some((_, end))) = (operation.info.kind, ran) {
+                    stream.waited_until = Some(end);
+                }
                 match (times, known) {
                     (Ok(Some((begin, end))), Some(known)) => {
                         known.resolved.push_back(Resolved { operation, begin, end });

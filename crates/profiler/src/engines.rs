@@ -49,8 +49,8 @@ struct Recorded {
 struct Timed {
     /// Of which stream and kind, for what is accounted.
     operation: TimedOperation,
-    /// Length of its event span, and since when it is known.
-    ran: Option<(u64, Since)>,
+    /// What its events tell, and since when it is known.
+    ran: Option<(EventSpans, Since)>,
     exact: Option<Exact>,
 }
 
@@ -79,8 +79,16 @@ struct TimedOperation {
     queue: QueueKey,
     info: OperationInfo,
     transfer: Option<TransferId>,
-    /// `None` if it waited for another stream, so that it is not known since when only its engine kept it.
-    submitted: Option<Instant>,
+    submitted: Instant,
+}
+
+/// Nanoseconds up to the end of an operation, by its events.
+#[derive(Clone, Copy)]
+pub(crate) struct EventSpans {
+    /// Since the stream reached it.
+    pub(crate) ran: u64,
+    /// Since the last wait of its stream for another one before it ended, if there was one.
+    pub(crate) since_wait: Option<u64>,
 }
 
 #[derive(Default)]
@@ -200,12 +208,12 @@ impl Engines {
         stopped.collect()
     }
 
-    /// Takes a timed operation that was enqueued by `submitted`; `None` if its stream waits for another one before it. Of more than `capacity`, those without records are forgotten.
+    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, those without records are forgotten.
     pub(crate) fn enqueued(
         &mut self,
         id: Option<OperationId>,
         operation: &Enqueued,
-        submitted: Option<Instant>,
+        submitted: Instant,
         capacity: usize,
     ) {
         let Some(id) = id.filter(|_| self.is_recording()) else { return };
@@ -219,7 +227,7 @@ impl Engines {
     }
 
     /// Takes how long an operation ran by its stamps; `None` if that will not be known.
-    pub(crate) fn ended(&mut self, id: Option<OperationId>, ran: Option<u64>) {
+    pub(crate) fn ended(&mut self, id: Option<OperationId>, ran: Option<EventSpans>) {
         let Some(id) = id else { return };
         match ran {
             None => _ = self.timed.remove(&id),
@@ -347,7 +355,7 @@ impl Engines {
         let Self { timed, recordings, links, requests, patience, origin, lost, .. } = self;
         timed.retain(|_, timed| {
             let Timed { operation: TimedOperation { queue, info, submitted, .. }, ran, exact } = *timed;
-            let Some((ran, since)) = ran else { return true };
+            let Some((EventSpans { ran, since_wait }, since)) = ran else { return true };
             let Some(Exact { span: (begin, end), recording, is_copied, request }) = exact else {
                 let is_over = is_last || since.is_over(*requests, *patience);
                 *lost += u64::from(is_over && has_records(info.kind));
@@ -359,12 +367,15 @@ impl Engines {
             }
             let exact = (end - begin).max(0).cast_unsigned();
             known.push(ExactOperation { queue, kind: info.kind, exact, ran });
-            if let (true, Some((src, dst)), Some(recorded), Some((origin, submitted))) =
-                (is_copied, info.path, recordings.get(recording), origin.zip(submitted))
+            if let (true, Some((src, dst)), Some(recorded), Some(origin)) =
+                (is_copied, info.path, recordings.get(recording), *origin)
             {
                 let span = (recorded.map.convert(begin).at, recorded.map.convert(end).at);
                 let copied = (TransferPath::new(src, dst), info.bytes);
-                links.copied((queue.device, queue.simulated), copied, since_origin(origin, submitted), span);
+                // While its stream waited for another one, it was not the engine that kept it.
+                let after_wait = since_wait.map(|ago| span.1.saturating_sub_unsigned(ago));
+                let enqueued = since_origin(origin, submitted).max(after_wait.unwrap_or(i64::MIN));
+                links.copied((queue.device, queue.simulated), copied, enqueued, span);
             }
             false
         });

@@ -69,8 +69,8 @@ pub(crate) struct Stream {
     before: [OperationCount; OperationKind::ALL.len()],
     pub(crate) kinds: [KindTimes; OperationKind::ALL.len()],
     pub(crate) pending: VecDeque<Pending>,
-    /// Whether the last operation that is known is a wait for another stream.
-    pub(crate) has_waited: bool,
+    /// The end of the last wait for another stream, by the device's clock, of those that ended before the first of `pending`.
+    pub(crate) waited_until: Option<i64>,
     pub(crate) unresolved: u64,
 }
 
@@ -84,7 +84,7 @@ impl Stream {
             before: Default::default(),
             kinds: Default::default(),
             pending: VecDeque::new(),
-            has_waited: false,
+            waited_until: None,
             unresolved: 0,
         }
     }

@@ -43,10 +43,13 @@ impl Dependent {
 
     /// Returns the fence of the second one's copy.
     fn submit(&self) -> Fence {
-        let [one, two] = &self.streams;
-        let _first =
-            submit(one, &Operation::Copy { src: &self.from, dst: &self.there }, Timing::Off).unwrap();
-        submit(two, &Operation::Copy { src: &self.there, dst: &self.back }, Timing::Off).unwrap()
+        let up = Operation::Copy { src: &self.from, dst: &self.there };
+        let _first = submit(&self.streams[0], &up, Timing::Off).unwrap();
+        self.submit_second()
+    }
+
+    fn submit_second(&self) -> Fence {
+        submit(&self.streams[1], &Operation::Copy { src: &self.there, dst: &self.back }, Timing::Off).unwrap()
     }
 
     fn run(&self) {
@@ -129,15 +132,21 @@ fn waits_are_counted_and_leave_gaps_known_without_times() {
     assert!(profiler.get_comprehensive_report().directions.iter().all(|it| it.all_timed));
 }
 
-/// Returns whether it is told of copies up, which were queued behind a kernel, and of copies down, which waited for these, that their engine was idle. `None` if engines
-/// cannot be recorded.
-fn idle_links(sampling: OperationSampling) -> Option<[bool; 2]> {
+/// Returns whether it is told of copies up, which were queued behind a kernel, and of two copies down, which waited for these, that their engine was idle. With
+/// `behind_own`, a kernel of their own stream comes between the two copies down. `None` if engines cannot be recorded.
+fn idle_links(sampling: OperationSampling, behind_own: bool) -> Option<[bool; 2]> {
     let (test, backend, profiler) =
         setup_with(StreamProfiler::new(ProfilerOptions::new().sampling(sampling)));
     profiler.record_engines().inspect_err(|error| println!("skipped: {error}")).ok()?;
     let dependent = Dependent::new(&backend, test.ordinal());
-    dependent.streams[0].occupy(Duration::from_millis(30)).unwrap();
-    dependent.submit().wait().unwrap();
+    let [one, two] = &dependent.streams;
+    one.occupy(Duration::from_millis(30)).unwrap();
+    dependent.submit();
+    if behind_own {
+        two.occupy(Duration::from_millis(30)).unwrap();
+    }
+    // The stream waits already, so it is not made to wait again.
+    dependent.submit_second().wait().unwrap();
     let report = profiler.get_comprehensive_report();
     let links = report.advice.iter().filter(|it| matches!(it.kind, AdviceKind::UseIdleLink { .. }));
     let sources: Vec<_> = links.filter_map(|it| it.path).map(|path| path.src.device.is_cpu()).collect();
@@ -145,16 +154,20 @@ fn idle_links(sampling: OperationSampling) -> Option<[bool; 2]> {
 }
 
 #[test]
-fn copy_that_waits_for_another_stream_is_not_queued_for_its_engine() {
+fn copies_that_wait_for_another_stream_are_not_queued_meanwhile() {
     // This thread may be held up for longer than the kernel lasts, so that nothing is queued behind it.
     let is_told = (0..20).any(|_| {
-        idle_links(OperationSampling::ALL).is_none_or(|[is_up, is_down]| {
-            assert!(!is_down, "it waited for the other stream");
+        idle_links(OperationSampling::ALL, false).is_none_or(|[is_up, is_down]| {
+            assert!(!is_down, "they waited for the other stream");
             is_up
         })
     });
     assert!(is_told);
+    // After the wait the second one is queued behind a kernel of its own stream.
+    let is_told =
+        (0..20).any(|_| idle_links(OperationSampling::ALL, true).is_none_or(|[_, is_down]| is_down));
+    assert!(is_told);
     // Of waits that are not timed it is not known for which copies they were.
     let with_bytes = OperationSampling { all_from_bytes: 1, one_in: 0 };
-    assert!(idle_links(with_bytes).is_none_or(|told| told == [false; 2]));
+    assert!(idle_links(with_bytes, false).is_none_or(|told| told == [false; 2]));
 }

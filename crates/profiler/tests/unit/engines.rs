@@ -96,6 +96,10 @@ fn called(call: u64, operation: OperationId) -> EngineRecord {
     EngineRecord::Called { call, operation }
 }
 
+fn spans(ran: u64) -> EventSpans {
+    EventSpans { ran, since_wait: None }
+}
+
 /// A timed copy that was enqueued, and ran for so long if it ended.
 fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
     let (id, priority) = (next_timeline_id(), StreamPriority::Normal);
@@ -106,9 +110,9 @@ fn copied(engines: &mut Engines, ran: Option<u64>) -> OperationId {
     let (name, transfer, id) = (None, None, Some(operation));
     let (point, waits_for) = (None, None);
     let enqueued = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued: now };
-    engines.enqueued(id, &enqueued, Some(now), 64);
+    engines.enqueued(id, &enqueued, now, 64);
     if ran.is_some() {
-        engines.ended(id, ran);
+        engines.ended(id, ran.map(spans));
     }
     operation
 }
@@ -131,7 +135,7 @@ fn records_are_matched_in_any_order() {
     assert_eq!(collect(&mut engines), [], "more of it may come");
     assert_eq!(collect(&mut engines), [(300, 700)]);
     assert_eq!(collect(&mut engines), [], "its end is not known by its stamps");
-    engines.ended(Some(one), Some(510));
+    engines.ended(Some(one), Some(spans(510)));
     assert_eq!(collect(&mut engines), [(500, 510)]);
     let [report] = &engines.reports()[..] else { panic!() };
     assert_eq!((report.spans, report.bytes, report.busy_ns, report.whole_ns), (3, 30, 750, 1200));
