@@ -1,7 +1,7 @@
 //! What engines did, by a driver's own records, and to which timed operations it belongs.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     time::{Duration, Instant},
 };
@@ -165,6 +165,8 @@ pub(crate) struct Engines {
     sources: BTreeMap<(DeviceId, bool), usize>,
     links: IdleLinks,
     pub(crate) migrations: Migrations,
+    /// Devices with operations that were in flight when a recording ended, whose records are missing.
+    unfinished: BTreeSet<DeviceId>,
     /// Why migrations are not recorded.
     pub(crate) without_migrations: Option<String>,
     origin: Option<Instant>,
@@ -197,6 +199,8 @@ impl Engines {
     /// Ends all recordings. What is known stays.
     pub(crate) fn stop(&mut self) -> Vec<Box<dyn EngineRecording>> {
         self.lost = self.lost();
+        let in_flight: Vec<_> = self.in_flight().collect();
+        self.unfinished.extend(in_flight);
         self.timed.clear();
         self.waiting.clear();
         self.sources.clear();
@@ -410,6 +414,19 @@ impl Engines {
     fn is_whole(&self) -> bool {
         !self.was_paused && !self.was_set && self.lost() == 0
             || transload_core::mutant!("profiler/engine-gaps-are-known")
+    }
+
+    /// Returns the devices of operations whose records may still come.
+    fn in_flight(&self) -> impl Iterator<Item = DeviceId> {
+        let operations = self.timed.values().map(|timed| &timed.operation);
+        let is_engines =
+            |it: &&TimedOperation| !matches!(it.info.kind, OperationKind::Wait | OperationKind::Prefetch);
+        operations.filter(is_engines).map(|it| it.queue.device)
+    }
+
+    /// Returns whether records of a device's timed operations are not there, so that what its engines did up to the last one is not known.
+    pub(crate) fn is_in_flight(&self, device: DeviceId) -> bool {
+        self.unfinished.contains(&device) || self.in_flight().any(|it| it == device)
     }
 
     /// Returns the idle links, if they are known.

@@ -69,10 +69,12 @@ pub struct EngineReport {
     pub busy_ns: u64,
     /// Sum of their times.
     pub total_ns: u64,
-    /// Whether a record came much later than its work ended, or the host's time of day was set. The gaps are not known then.
+    /// Whether a record came much later than its work ended, timed work of the device was in flight, or its records were, or the host's time of day was
+    /// set. The gaps are not known then.
     pub is_cut: bool,
     /// The longest times between them, in which the engines did nothing in this direction for this process. None if records were lost, if nothing was
-    /// recorded for a while in between, or if the host's time of day was set.
+    /// recorded for a while in between, if timed work was in flight, or if the host's time of day was set. Other work has a record once it is complete: until then
+    /// a gap may hold it.
     pub gaps: Vec<GapReport>,
 }
 

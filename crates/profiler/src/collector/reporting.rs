@@ -9,7 +9,7 @@ use crate::{
     Advice,
     adviser::{self, Copies},
     idle_links::IdleLink,
-    report::{ClockReport, DirectionReport, GapReport, PathReport, ProfilerReport},
+    report::{ClockReport, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport},
     stream::Stream,
     stream_report::{StreamReport, timed_share},
     timed_transfers::TimedTotals,
@@ -30,11 +30,28 @@ impl Collector {
             streams.all(|stream| stream.are_timed(|kind| kind == OperationKind::Wait))
         };
         let links = self.engines.idle_links().filter(waits_are_known);
+        let links = links.filter(|link| !self.is_in_flight(link.device));
         let mut advice = adviser::advise(&self.timed, &copies, costs, links);
         advice.extend(self.engines.migrations.advice());
         advice.extend(self.idle_pinned.advice());
         adviser::sort(&mut advice);
         advice
+    }
+
+    /// Returns whether timed work of a device is in flight, or its records are, so that the engines' records do not tell what they did meanwhile.
+    fn is_in_flight(&self, device: DeviceId) -> bool {
+        let mut queues = self.streams.queues();
+        self.engines.is_in_flight(device)
+            || queues.any(|queue| queue.key.device == device && !queue.pending.is_empty())
+    }
+
+    fn engine_reports(&self) -> Vec<EngineReport> {
+        let mut reports = self.engines.reports();
+        for report in reports.iter_mut().filter(|report| self.is_in_flight(report.device)) {
+            report.is_cut = true;
+            report.gaps.clear();
+        }
+        reports
     }
 
     pub(crate) fn stream_report(
@@ -117,7 +134,7 @@ impl Collector {
         let outstanding = self.outstanding();
         let (paths, clocks) = (paths.collect(), self.clock_reports().collect());
         let advice = self.advice(costs);
-        let (engines, engine_records_lost) = (self.engines.reports(), self.engines.lost());
+        let (engines, engine_records_lost) = (self.engine_reports(), self.engines.lost());
         ProfilerReport {
             sampling,
             timed_share: timed_share(streams.iter().flat_map(|stream| &stream.kinds)),

@@ -164,6 +164,25 @@ fn untimed_work_is_recorded_and_is_no_operations() {
     assert_eq!(after, before, "nothing is recorded any more");
 }
 
+/// The records of a kernel in flight are missing, so that nothing tells what is between the others.
+#[test]
+fn gaps_and_shares_are_not_known_while_work_is_in_flight() {
+    // This thread may be held up for longer than the kernel lasts.
+    let is_seen = (0..20).map_while(|_| Recorded::new(OperationSampling::ALL)).any(|run| {
+        let (queue, other, pair) = (run.queue(), run.queue(), run.pair(1 << 20));
+        (0..3).for_each(|_| copy(&*queue, &pair).wait().unwrap());
+        other.occupy(Duration::from_millis(30)).unwrap();
+        let engine = || run.profiler.get_comprehensive_report().engines.swap_remove(0);
+        let meanwhile = engine();
+        run.backend.drain().unwrap();
+        let after = engine();
+        assert_eq!((after.gaps.is_empty(), after.is_cut), (false, false), "{after}");
+        assert_eq!(meanwhile.gaps.is_empty(), meanwhile.is_cut, "{meanwhile}");
+        meanwhile.is_cut
+    });
+    assert!(is_seen || Recorded::new(OperationSampling::ALL).is_none());
+}
+
 /// Migrations have the virtual times of prefetches, and stand next to the buffers that have names.
 #[test]
 fn migrations_stand_next_to_their_buffers() {

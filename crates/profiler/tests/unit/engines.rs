@@ -193,6 +193,23 @@ fn gaps_are_not_known_once_records_are_lost_or_recording_paused() {
 }
 
 #[test]
+fn operation_is_in_flight_until_its_records_are_known() {
+    let (mut engines, batches) = engines();
+    let one = copied(&mut engines, None);
+    collect(&mut engines);
+    assert!(engines.is_in_flight(DEVICE) && !engines.is_in_flight(DeviceId::Cpu));
+    engines.ended(Some(one), Some(spans(100)));
+    collect(&mut engines);
+    assert!(engines.is_in_flight(DEVICE), "its records may still come");
+    batches.lock().push_back(Ok((vec![called(1, one), work(1, (100, 200))], 0)));
+    (0..2).for_each(|_| _ = collect(&mut engines));
+    assert!(!engines.is_in_flight(DEVICE));
+    copied(&mut engines, None);
+    drop(engines.stop());
+    assert!(engines.is_in_flight(DEVICE), "its records never come");
+}
+
+#[test]
 fn places_are_not_known_once_the_time_of_day_was_set() {
     let second = 1_000_000_000;
     for set_by in [0, -3600, 3600] {
