@@ -6,7 +6,8 @@ use transload_core::{DeviceId, OperationKind, OperationSampling, StreamPriority}
 
 use crate::report::{ClockReport, percent, time};
 
-/// Percentiles of times, to two significant digits, in nanoseconds.
+/// Percentiles of times, to two significant digits, in nanoseconds. They are those of what was timed: the first operation of each stream always is, which may be
+/// slower than later ones, so with many short-lived streams they lean to first ones, unless the [sampling](OperationSampling) times all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -173,7 +174,12 @@ pub(crate) fn write_timed(
 ) -> fmt::Result {
     let OperationSampling { all_from_bytes, one_in } = of;
     let share = percent(share);
-    write!(f, "timed: all from {all_from_bytes} bytes on, one in {one_in} below; {share} of the bytes")?;
     let is_even = all_from_bytes == 0 || one_in == 1;
-    if is_even { Ok(()) } else { f.write_str("; medians lean to large operations, of which more are timed") }
+    let first = if is_even { "" } else { " and the first of each stream" };
+    write!(
+        f,
+        "timed: all from {all_from_bytes} bytes on, one in {one_in} below{first}; {share} of the bytes"
+    )?;
+    let leaning = "; medians lean to large operations, of which more are timed, and, of many short-lived streams, to first ones";
+    if is_even { Ok(()) } else { f.write_str(leaning) }
 }

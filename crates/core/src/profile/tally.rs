@@ -14,7 +14,8 @@ pub struct OperationSampling {
     /// Operations of at least this many bytes are all timed.
     pub all_from_bytes: u64,
     /// Of smaller ones of each queue and kind, one in this many on average, at irregular distances; 0 times none of them. Operations of
-    /// transfers of which an observer wants the times count among them.
+    /// transfers of which an observer wants the times count among them. The first operation of each queue is always timed, so that the sink learns of
+    /// it: of many short-lived queues more are.
     pub one_in: u32,
 }
 

@@ -108,7 +108,11 @@ fn sampled_profiler_counts_what_it_does_not_time() {
     assert_eq!((all.lost, all.outstanding), (0, 0));
     let share = all.timed_share.unwrap();
     assert!((share - kind.timed_bytes as f64 / kind.bytes as f64).abs() < 1e-9);
-    assert!(all.to_string().starts_with("timed: all from 4194304 bytes on, one in 64 below; "), "{all}");
+    assert!(
+        all.to_string()
+            .starts_with("timed: all from 4194304 bytes on, one in 64 below and the first of each stream; "),
+        "{all}"
+    );
 }
 
 #[test]
@@ -131,7 +135,7 @@ fn each_report_states_sampling_share_losses_and_the_error_of_the_clock() {
     assert_eq!((all.sampling, all.timed_share), (sampling, Some(0.8)));
     let [clock] = &stream.clocks[..] else { panic!("{stream}") };
     assert!(clock.device == DeviceId::Cpu && clock.follows_host && all.clocks.contains(clock), "{stream}");
-    let begin = "timed: all from 1048576 bytes on, one in 0 below; 80.0 % of the bytes; ";
+    let begin = "timed: all from 1048576 bytes on, one in 0 below and the first of each stream; 80.0 % of the bytes; ";
     for (report, lost) in [(stream.to_string(), " lost of all streams"), (all.to_string(), " lost")] {
         let lost = format!("{}{lost}\n", all.lost);
         assert!(report.starts_with(begin) && report.contains(&lost), "{report}");
