@@ -44,7 +44,8 @@ pub struct DirectionReport {
     pub all_timed: bool,
     /// Whether an operation ended later than over a thousand that began after it. The gaps are not known then.
     pub is_cut: bool,
-    /// The longest gaps between them; none if not [`all_timed`](Self::all_timed).
+    /// The longest gaps between them; none if not [`all_timed`](Self::all_timed), or if the device has several such reports, of two backends: their clocks
+    /// are not compared, and one may have worked in the other's gaps.
     pub gaps: Vec<GapReport>,
 }
 

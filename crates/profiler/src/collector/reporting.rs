@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use transload_core::{DeviceId, KnownCosts, OperationKind, OperationSampling, TimelineId};
+use transload_core::{ClockId, DeviceId, KnownCosts, OperationKind, OperationSampling, TimelineId};
 
 use super::{Collector, PathTimes};
 use crate::{
     Advice,
     adviser::{self, Copies},
     idle_links::IdleLink,
-    report::{ClockReport, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport},
+    report::{ClockReport, Direction, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport},
     stream::Stream,
     stream_report::{StreamReport, timed_share},
     timed_transfers::TimedTotals,
@@ -85,11 +85,17 @@ impl Collector {
         let all_timed = |device: DeviceId| {
             all_known && self.streams.all().filter(|it| it.key.device == device).all(Stream::is_all_timed)
         };
+        let clocks_of = |device: DeviceId, direction: Direction| {
+            let same = |it: &&(DeviceId, Direction, ClockId)| (it.0, it.1) == (device, direction);
+            self.directions.keys().filter(same).count()
+        };
         let directions = self.directions.iter().map(|((device, direction, clock), (timed_bytes, busy))| {
             let busy = busy.summary();
             let map = self.clocks.get(clock).map(|known| &known.map).filter(|map| !map.is_unrelated());
             let all_timed = all_timed(*device);
-            let gaps = busy.gaps.iter().filter(|_| all_timed).map(|gap| GapReport {
+            // What another backend did may be in a gap of this one, by a clock that cannot be compared.
+            let is_alone = clocks_of(*device, *direction) == 1;
+            let gaps = busy.gaps.iter().filter(|_| all_timed && is_alone).map(|gap| GapReport {
                 begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
                 length_ns: gap.length,
             });
@@ -160,8 +166,7 @@ mod tests {
     use std::time::Instant;
 
     use transload_core::{
-        ClockId, DeviceId, MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport,
-        Wanted,
+        MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport, Wanted,
     };
 
     use super::*;
