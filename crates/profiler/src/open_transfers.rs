@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use transload_core::{Fence, TransferId, TransferReport};
+use transload_core::{Fence, TransferId, TransferMethod, TransferReport};
 
 use crate::inbox::TransferEnd;
 
@@ -145,13 +145,15 @@ impl OpenTransfer {
         }
     }
 
-    /// Its end is that of its last operation, unless it was seen incomplete after that, or some operation was not timed: then when it was seen
-    /// complete.
+    /// Its end is that of its last operation, unless it was seen incomplete after that, some operation was not timed, or threads of the host copy what a
+    /// staged download brought: then when it was seen complete.
     fn end(self) -> Option<EndedTransfer> {
         let Self { submitted, operated, incomplete, complete, is_failed, is_dropped, .. } = self;
         let ((report, begun, _), seen) = submitted.zip(complete)?;
         let seen = seen.max(begun);
-        let end = operated.filter(|end| (incomplete..=seen).contains(end)).unwrap_or(seen);
+        let ends_by_host = report.method == TransferMethod::HostStaged && report.path.dst.device.is_cpu();
+        let is_end = |end: &i64| !ends_by_host && (incomplete..=seen).contains(end);
+        let end = operated.filter(is_end).unwrap_or(seen);
         Some(EndedTransfer { report, begun, end: end.max(begun), seen, is_failed, is_dropped })
     }
 }
@@ -162,8 +164,7 @@ mod tests {
 
     use transload_backend_cpu::CpuBackend;
     use transload_core::{
-        Backend, DeviceId, MemoryKind, Place, StreamPriority, TransferId, TransferMethod, TransferPath,
-        TransferReport, Wanted, WorkloadType,
+        Backend, DeviceId, MemoryKind, Place, StreamPriority, TransferPath, Wanted, WorkloadType,
     };
 
     use super::*;
@@ -195,10 +196,11 @@ mod tests {
         assert_eq!(collected.pop().map(|ended| (ended.end, ended.seen)), Some((300, 420)));
     }
 
-    /// Returns the end of a transfer that was submitted from 100 to 400 ns, whose operation ended at `operated`, and which was seen
+    /// Returns the end of a transfer by a method that was submitted from 100 to 400 ns, whose operation ended at `operated`, and which was seen
     /// complete at 900.
-    fn end_of(operated: i64) -> i64 {
-        let report = report();
+    fn end_of(method: TransferMethod, operated: i64) -> i64 {
+        let mut report = report();
+        report.method = method;
         let (id, mut open) = (report.id, OpenTransfers::default());
         open.enqueued(id, 8);
         assert!(open.submitted(report, 100, None, 8));
@@ -209,8 +211,14 @@ mod tests {
 
     #[test]
     fn transfer_ends_with_its_last_operation_also_within_its_submission() {
+        let end_of = |operated| end_of(TransferMethod::DirectCopy, operated);
         assert_eq!([150, 500].map(end_of), [150, 500]);
         // Clocks are off.
         assert_eq!([50, 1500].map(end_of), [900, 900]);
+    }
+
+    #[test]
+    fn staged_download_ends_with_the_copies_of_the_host() {
+        assert_eq!(end_of(TransferMethod::HostStaged, 500), 900);
     }
 }
