@@ -67,7 +67,9 @@ impl Gauges {
         self.own.retain_mut(|(name, unit, read)| {
             let value = catch_panic(read);
             let is_kept = value.is_ok();
-            values.extend(value.ok().flatten().map(|value| Value {
+            // A trace has numbers only.
+            let number = value.ok().flatten().filter(|value| value.is_finite());
+            values.extend(number.map(|value| Value {
                 device: None,
                 name: name.clone(),
                 unit: *unit,
@@ -102,5 +104,14 @@ mod tests {
         let read = gauges.read(&[]).into_iter().map(|it| (it.name, it.value));
         let rows = [("rows", 1.0), ("rows (2)", 2.0), ("rows (3)", 3.0)];
         assert_eq!(read.collect::<Vec<_>>(), rows.map(|(name, value)| (name.to_owned(), value)));
+    }
+
+    #[test]
+    fn reading_that_is_no_number_is_none() {
+        let mut gauges = Gauges { are_read: true, ..Gauges::default() };
+        let mut values = [f64::NAN, 1.0, f64::INFINITY, 2.0].into_iter();
+        gauges.add("rows".to_owned(), Unit::Count, Box::new(move || values.next()));
+        let read: Vec<_> = (0..5).flat_map(|_| gauges.read(&[])).map(|it| it.value).collect();
+        assert_eq!(read, [1.0, 2.0]);
     }
 }

@@ -118,7 +118,7 @@ impl StreamProfiler {
     }
 
     /// Adds a value that traces show as a counter, next to the allocated bytes of each attached backend; a second one of a name has ` (2)` added to it. While a trace is written, the profiler's
-    /// thread calls `read` some two hundred times a second, and each report calls it once; `None` if there is no value. It must be quick and must not call the profiler.
+    /// thread calls `read` some two hundred times a second, and each report calls it once; `None`, or a value that is infinite or no number, adds no point. It must be quick and must not call the profiler.
     pub fn add_gauge(
         &self,
         name: impl Into<String>,
