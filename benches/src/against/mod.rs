@@ -23,7 +23,8 @@ use crate::{
     row_key::{key, may_be_absent},
 };
 
-/// Probability that a comparison of programs that do not differ finds a row that does.
+/// Probability, at most, that a comparison of programs that do not differ finds a row that is worse, and that it finds one that is better. Each is corrected
+/// by itself, so that it finds either with at most twice this.
 const ALPHA: f64 = 0.05;
 
 /// What a run of a program measured.
@@ -67,7 +68,7 @@ pub struct Comparison {
     new: String,
     /// The smallest change that counts, as a share.
     least_change: f64,
-    /// Rows of one program alone, or not of each of its processes.
+    /// Rows of one program alone, or not of each of its processes. One whose unit changed is among both.
     gone: Vec<String>,
     added: Vec<String>,
     rows: Vec<ComparedRow>,
@@ -89,7 +90,7 @@ struct ComparedRow {
     adjusted: bool,
     /// New over old with its interval at 95 %; absent where a value is 0.
     ratio: Option<[f64; 3]>,
-    /// Probabilities of what was found if the new program is not worse, or not better, by the least change, corrected for the number
+    /// Probabilities of what was found if the new program is not worse, or not better, by the least change, each corrected for the number
     /// of rows.
     p_worse: f64,
     p_better: f64,
@@ -321,8 +322,9 @@ fn values<'a>(
     own_references: &BTreeSet<&str>,
 ) -> BTreeMap<String, Values<'a>> {
     let mut found: BTreeMap<String, Values<'_>> = BTreeMap::new();
-    let mut add = |id: String, row, value| {
-        let key = key(&id);
+    let mut add = |id: String, row: &'a Sample, value| {
+        // Values of two units are not compared.
+        let key = format!("{} in {}", key(&id), row.unit);
         found.entry(key).or_insert_with(|| Values { id, row, samples: Vec::new() }).samples.push(value);
     };
     for row in runs.iter().flat_map(|run| &run.rows).filter(|row| is_compared(row, options)) {

@@ -217,6 +217,20 @@ fn row_is_compared_whatever_method_was_chosen_and_missing_from_one_process_is_mi
 }
 
 #[test]
+fn row_with_another_unit_is_another_row() {
+    let run = |unit: &str| {
+        let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+        run.rows.truncate(2);
+        run.rows[1].unit = unit.to_owned();
+        run
+    };
+    let [old, new] = ["us", "ms"].map(|unit| (0..7).map(|_| run(unit)).collect::<Vec<_>>());
+    let found = compare(&options(&[]), ["old", "new"].map(str::to_owned), &old, &new).unwrap();
+    let other = vec!["row/1".to_owned()];
+    assert_eq!((found.gone, found.added, found.rows.len()), (other.clone(), other, 1));
+}
+
+#[test]
 fn markdown_has_the_verdict_and_the_changed_rows() {
     let text = compared(5, |index, time| if index == 7 { time * 2.0 } else { time }).markdown();
     assert!(text.contains("**worse by 1 % or more: 1 of 20 rows; better: 0**"), "{text}");
