@@ -144,8 +144,9 @@ impl Since {
 #[derive(Default)]
 pub(crate) struct Engines {
     recordings: Vec<Recorded>,
-    /// Operations by driver call.
+    /// Operations by driver call, whose numbers begin again after 2^32, and the same in order.
     calls: BTreeMap<u64, OperationId>,
+    in_order: VecDeque<(u64, OperationId)>,
     timed: BTreeMap<OperationId, Timed>,
     /// Work whose operation is not known, with its recording.
     waiting: VecDeque<(Since, usize, EngineWork)>,
@@ -283,8 +284,12 @@ impl Engines {
                 match record {
                     EngineRecord::Called { call, operation } => {
                         self.calls.insert(call, operation);
-                        if self.calls.len() > CALLS {
-                            self.calls.pop_first();
+                        self.in_order.push_back((call, operation));
+                        let is_full = self.in_order.len() > CALLS;
+                        if let Some((call, operation)) = self.in_order.pop_front_if(|_| is_full)
+                            && self.calls.get(&call) == Some(&operation)
+                        {
+                            self.calls.remove(&call);
                         }
                     }
                     EngineRecord::Worked(work) => {

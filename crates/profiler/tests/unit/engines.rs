@@ -143,6 +143,21 @@ fn records_are_matched_in_any_order() {
 }
 
 #[test]
+fn oldest_call_is_forgotten_first_though_its_number_is_high() {
+    let (mut engines, batches) = engines();
+    let last = u64::from(u32::MAX);
+    // The numbers begin again, and the last one is used a second time.
+    let earlier = (0..CALLS as u64).map(|index| called(last - index, OperationId::next()));
+    let [one, two] = [(); 2].map(|()| copied(&mut engines, Some(100)));
+    let records =
+        earlier.chain([called(last, two), called(1, one), work(1, (100, 200)), work(last, (300, 400))]);
+    batches.lock().push_back(Ok((records.collect(), 0)));
+    collect(&mut engines);
+    assert_eq!(collect(&mut engines), [(100, 100); 2]);
+    assert_eq!((engines.calls.len(), engines.in_order.len()), (CALLS, CALLS), "bounded");
+}
+
+#[test]
 fn operation_without_records_and_work_of_others_are_not_kept() {
     let (mut engines, batches) = engines();
     let (unrecorded, failed) = (copied(&mut engines, Some(5)), copied(&mut engines, None));
