@@ -79,6 +79,12 @@ impl BusyTime {
         }
     }
 
+    /// Frees what only later spans need, of which none come.
+    pub(crate) fn finish(&mut self) {
+        self.close(self.open.len());
+        self.open = Vec::new();
+    }
+
     /// Returns what is known so far.
     pub(crate) fn summary(&self) -> BusySummary {
         let mut all = self.clone();
@@ -99,6 +105,9 @@ mod tests {
         for (begin, end) in [(10, 20), (15, 30), (50, 60), (22, 25), (100, 100)] {
             busy.add(begin, end);
         }
+        let before = busy.summary();
+        busy.finish();
+        assert_eq!((busy.summary(), busy.open.capacity()), (before, 0));
         let BusySummary { whole, union, sum, gaps, .. } = busy.summary();
         assert_eq!((whole, union, sum), (90, 30, 38));
         assert_eq!(gaps, [Gap { begin: 60, length: 40 }, Gap { begin: 30, length: 20 }]);

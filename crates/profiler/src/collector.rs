@@ -33,8 +33,8 @@ use crate::{
 /// Path, method and class of size, by which transfers are told apart.
 pub(crate) type PathKey = (TransferPath, TransferMethod, SizeClass);
 
-/// Clocks of devices that are gone whose reports are kept.
-const CLOCKS: usize = 4096;
+/// Clocks of devices that are gone of which reports are kept, and those of their directions.
+pub(crate) const FORMER_CLOCKS: usize = 4096;
 
 /// Nanoseconds by which a record may come later than its operation was enqueued; the counters of a trace wait for it.
 const LATE: i64 = 500_000_000;
@@ -137,9 +137,17 @@ impl Collector {
                 && known.resolved.is_empty()
                 && !transload_core::mutant!("profiler/clocks-of-devices-that-are-gone")
         };
-        let gone = self.clocks.extract_if(.., |_, known| is_gone(known)).map(|(_, known)| known.map.report());
-        self.former_clocks.extend(gone);
-        self.former_clocks.truncate(CLOCKS);
+        let gone: Vec<_> = self.clocks.extract_if(.., |_, known| is_gone(known)).collect();
+        for (id, known) in gone {
+            let is_reported = self.former_clocks.len() < FORMER_CLOCKS;
+            self.former_clocks.extend(is_reported.then(|| known.map.report()));
+            self.directions.retain(|(.., clock), (_, busy)| {
+                if *clock == id {
+                    busy.finish();
+                }
+                *clock != id || is_reported
+            });
+        }
     }
 
     fn count_resolved(&mut self, read: bool) {

@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        collector::Collector,
+        collector::{Collector, FORMER_CLOCKS},
         inbox::{Inbox, Message, NamedOperation, NamedTime},
     };
 
@@ -312,6 +312,20 @@ mod tests {
         let clocks = [(); 2].map(|()| Clock::new(Duration::ZERO));
         // What one backend does may be in the gaps of the other.
         assert_eq!(clocks.each_ref().map(gaps_with), [vec![1], vec![0, 0]]);
+    }
+
+    #[test]
+    fn directions_of_as_many_clocks_as_are_reported_are_kept() {
+        let mut profiled = Profiled::of(1 << 14);
+        let id = next_timeline_id();
+        for _ in 0..FORMER_CLOCKS + 10 {
+            profiled.push(id, &Clock::new(Duration::ZERO), (0, 1000));
+        }
+        // Their backends are gone.
+        profiled.collector.collect(&profiled.inbox, true);
+        let report = profiled.collector.report(OperationSampling::ALL, 0, &KnownCosts::default());
+        assert_eq!((report.clocks.len(), report.directions.len()), (FORMER_CLOCKS, FORMER_CLOCKS));
+        assert!(report.directions.iter().all(|it| it.busy_ns == 1000));
     }
 
     #[test]

@@ -148,8 +148,11 @@ pub struct PathReport {
     pub elapsed: TimesReport,
     /// Times by the device's clock of those that the manager measured.
     pub moving: TimesReport,
-    /// Transfers in one piece of which every operation was timed.
+    /// Transfers in one piece of which every operation was timed, by the device and backend of the first one.
     pub timed: u64,
+    /// Those by another device, or by another backend of it, whose times are by another clock: left out of what follows, and of advice.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub left_out: u64,
     /// Of these, from the begin of the submission to the moment that a stream reached the first operation. Without those by a clock that is not the host's.
     pub waiting: TimesReport,
     /// Of these, from then to the end of the last operation: includes waiting for a copy engine that others use.
@@ -333,6 +336,9 @@ impl fmt::Display for PathReport {
             write!(f, "\n    ran {}", self.running)?;
             if self.waiting.count > 0 {
                 write!(f, "\n    waited {}", self.waiting)?;
+            }
+            if self.left_out > 0 {
+                write!(f, "\n    {} timed by another device or backend are left out", self.left_out)?;
             }
         }
         Ok(())

@@ -54,6 +54,8 @@ pub(crate) struct TimedTotals {
     clock: Option<(ClockId, DeviceId)>,
     pub(crate) is_simulated: bool,
     pub(crate) transfers: u64,
+    /// Those by another clock or device.
+    pub(crate) left_out: u64,
     pub(crate) bytes: u64,
     /// Those whose method was chosen for another reason than its predicted time on an idle device.
     pub(crate) unusual: u64,
@@ -71,7 +73,7 @@ pub(crate) struct TimedTransfers {
     open: BTreeMap<TransferId, Open>,
     pub(crate) runs: Runs,
     pub(crate) totals: BTreeMap<PathKey, TimedTotals>,
-    /// Time in which any of them ran, by the device that did the work, and its clock.
+    /// Time in which any of them ran, by the device that did the work, and its clock: those that `totals` have.
     pub(crate) lanes: BTreeMap<(ClockId, DeviceId, Direction), BusyTime>,
 }
 
@@ -127,7 +129,11 @@ impl TimedTransfers {
         };
         let Submitted { key, lane, begun, predicted_ns, is_usual, is_simulated, basis, .. } = submitted;
         let totals = self.totals.entry(key).or_default();
-        if bytes != submitted.bytes || *totals.clock.get_or_insert((ran.clock, lane)) != (ran.clock, lane) {
+        if bytes != submitted.bytes {
+            return;
+        }
+        if *totals.clock.get_or_insert((ran.clock, lane)) != (ran.clock, lane) {
+            totals.left_out += 1;
             return;
         }
         totals.transfers += 1;

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use transload_core::{ClockId, DeviceId, KnownCosts, OperationKind, OperationSampling, TimelineId};
+use transload_core::{DeviceId, KnownCosts, OperationKind, OperationSampling, TimelineId};
 
 use super::{Collector, PathTimes};
 use crate::{
     Advice,
     adviser::{self, Copies},
     idle_links::IdleLink,
-    report::{ClockReport, Direction, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport},
+    report::{ClockReport, DirectionReport, EngineReport, GapReport, PathReport, ProfilerReport},
     stream::Stream,
     stream_report::{StreamReport, timed_share},
     timed_transfers::TimedTotals,
@@ -85,16 +85,16 @@ impl Collector {
         let all_timed = |device: DeviceId| {
             all_known && self.streams.all().filter(|it| it.key.device == device).all(Stream::is_all_timed)
         };
-        let clocks_of = |device: DeviceId, direction: Direction| {
-            let same = |it: &&(DeviceId, Direction, ClockId)| (it.0, it.1) == (device, direction);
-            self.directions.keys().filter(same).count()
-        };
+        let mut clocks_of = BTreeMap::<_, u64>::new();
+        for (device, direction, _) in self.directions.keys() {
+            *clocks_of.entry((*device, *direction)).or_default() += 1;
+        }
         let directions = self.directions.iter().map(|((device, direction, clock), (timed_bytes, busy))| {
             let busy = busy.summary();
             let map = self.clocks.get(clock).map(|known| &known.map).filter(|map| !map.is_unrelated());
             let all_timed = all_timed(*device);
             // What another backend did may be in a gap of this one, by a clock that cannot be compared.
-            let is_alone = clocks_of(*device, *direction) == 1;
+            let is_alone = clocks_of.get(&(*device, *direction)) == Some(&1);
             let gaps = busy.gaps.iter().filter(|_| all_timed && is_alone).map(|gap| GapReport {
                 begin_ns: map.map_or(gap.begin, |map| map.convert(gap.begin).at),
                 length_ns: gap.length,
@@ -130,6 +130,7 @@ impl Collector {
                 elapsed: times.elapsed.report(),
                 moving: times.moving.report(),
                 timed: timed.transfers,
+                left_out: timed.left_out,
                 waiting: timed.waiting.report(),
                 running: timed.running.report(),
                 timed_bytes: timed.bytes,
@@ -166,7 +167,7 @@ mod tests {
     use std::time::Instant;
 
     use transload_core::{
-        MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport, Wanted,
+        ClockId, MemoryKind, Place, TransferId, TransferMethod, TransferPath, TransferReport, Wanted,
     };
 
     use super::*;
@@ -196,6 +197,20 @@ mod tests {
         let with_late = after(&mut [(150, 600_000)].into_iter());
         assert_eq!((with_late.bytes_per_second(), with_late.is_cut), (None, true));
         assert!(with_late.to_string().contains("3001 timed, busy at least "), "{with_late}");
+    }
+
+    #[test]
+    fn timed_transfers_of_a_second_backend_are_counted_and_left_out() {
+        let mut collector = Collector::new(Instant::now(), 64);
+        let clocks = [(); 2].map(|()| ClockId::next());
+        for clock in [clocks[0], clocks[1], clocks[0], clocks[1], clocks[1]] {
+            let id = TransferId::if_wanted(Wanted::Times).unwrap();
+            collector.timed.submitted(id, &report(), 0);
+            collector.timed.operated(id, (1000, 1), Ran { clock, begin: 0, end: 100, host: None });
+        }
+        let path = collector.report(OperationSampling::ALL, 0, &KnownCosts::default()).paths.remove(0);
+        assert_eq!((path.timed, path.left_out), (2, 3));
+        assert!(path.to_string().contains("3 timed by another device or backend are left out"), "{path}");
     }
 
     #[test]
