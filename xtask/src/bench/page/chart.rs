@@ -108,16 +108,17 @@ pub(super) fn svg(index: usize, of: &Path, axis: Axis) -> Option<Markup> {
     })
 }
 
-/// Returns the values of each method, for those who do not see the chart.
+/// Returns the values of each method and reference, for those who do not see the chart.
 fn describe(of: &Path, axis: Axis) -> String {
-    let curve = |(method, curve): (&String, &Curve)| {
+    let curve = |of: &str, (name, curve): (&String, &Curve)| {
         let at = |timing: &Timing| {
             let value = axis.value(timing.bytes, timing.median);
             format!("{} at {}", axis.text(value), size(timing.bytes))
         };
-        format!("{method}: {}", curve.iter().map(at).collect::<Vec<_>>().join(", "))
+        format!("{of}{name}: {}", curve.iter().map(at).collect::<Vec<_>>().join(", "))
     };
-    of.methods.iter().map(curve).collect::<Vec<_>>().join(". ")
+    let methods = of.methods.iter().map(|it| curve("", it));
+    methods.chain(of.references.iter().map(|it| curve("Reference ", it))).collect::<Vec<_>>().join(". ")
 }
 
 fn round(value: f64) -> f64 {

@@ -67,7 +67,7 @@ fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
             thead {
                 tr {
                     th scope="col" { "Measurement" }
-                    @for name in ["Value", "Reference", "Ratio"] { th.n scope="col" { (name) } }
+                    th.n scope="col" { "Value" } th scope="col" { "Reference" } th.n scope="col" { "Ratio" }
                     th scope="col" { "Goal" } th scope="col" { "Outcome" }
                 }
             }
@@ -76,7 +76,8 @@ fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
                     tr {
                         th scope="row" { code { (row.id) } }
                         td.n { (quantity(row.value, &row.unit)) }
-                        td.n title=[row.reference.as_deref()] {
+                        td {
+                            @if let Some(name) = &row.reference { (name) ": " }
                             (row.reference_value.map_or_else(|| "–".to_owned(), |value| quantity(value, &row.unit)))
                         }
                         td.n { (row.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))) }

@@ -165,6 +165,13 @@ fn missed_goals_come_first_and_make_the_verdict_bad() {
 }
 
 #[test]
+fn reference_is_named_in_the_goals_and_in_a_charts_description() {
+    let page = html(&hardware_sample(), None);
+    assert!(section(&page, "goals").contains("<td>raw driver: 12.0\u{a0}GB/s</td>"), "{page}");
+    assert!(section(&page, "paths").contains(". Reference raw driver: 12 at 1 MiB</desc>"), "{page}");
+}
+
+#[test]
 fn other_machine_informs_only() {
     let (mut earlier, results) = (hardware_sample(), hardware_sample());
     earlier.hardware = "another".to_owned();
