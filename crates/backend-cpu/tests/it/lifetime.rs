@@ -369,6 +369,10 @@ fn damaged_vector_is_not_returned() {
 fn registered_vector_is_not_returned() {
     struct Registration;
     impl KeptRegistration for Registration {
+        fn family(&self) -> &'static str {
+            "cuda"
+        }
+
         fn end(self: Box<Self>, owner: Box<dyn std::any::Any + Send + Sync>) {
             drop(owner);
         }

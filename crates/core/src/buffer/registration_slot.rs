@@ -10,10 +10,13 @@ use std::{
     time::Duration,
 };
 
-use crate::RawBuffer;
+use crate::{DeviceId, RawBuffer};
 
 /// A registration of host memory with a driver, so that copy engines access it in place.
 pub trait KeptRegistration: Send + Sync {
+    /// Returns the [family](DeviceId::family) of the devices whose copy engines access the memory in place.
+    fn family(&self) -> &'static str;
+
     /// Ends the registration, and then drops the owner of the memory, perhaps on another thread. If the driver refuses, the
     /// owner is leaked. Must not block on the device.
     fn end(self: Box<Self>, owner: Box<dyn Any + Send + Sync>);
@@ -34,6 +37,12 @@ impl RegistrationSlot {
     #[must_use]
     pub fn is_registered(&self) -> bool {
         self.registration.get().is_some()
+    }
+
+    /// Returns whether the memory is registered for copy engines of this device's family. Those of other families cannot use that.
+    #[must_use]
+    pub fn is_registered_for(&self, device: DeviceId) -> bool {
+        self.registration.get().is_some_and(|registration| registration.family() == device.family())
     }
 
     /// Keeps a registration of all of the memory until it is freed. Returns the registration if there already is one.
@@ -82,6 +91,13 @@ impl RawBuffer {
     #[must_use]
     pub fn is_registered(&self) -> bool {
         self.registration_slot().is_some_and(RegistrationSlot::is_registered)
+    }
+
+    /// Returns whether the allocation is registered until it is freed with the driver of this device's family, whose copy engines
+    /// then access it in place.
+    #[must_use]
+    pub fn is_registered_for(&self, device: DeviceId) -> bool {
+        self.registration_slot().is_some_and(|slot| slot.is_registered_for(device))
     }
 }
 

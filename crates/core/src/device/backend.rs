@@ -397,7 +397,7 @@ pub trait Backend: Any + Send + Sync {
         unsupported(self, "registration of host memory")
     }
 
-    /// Pins the whole allocation of a buffer for copy engines, until it is freed. The buffer stays what it is, and may be used
+    /// Pins the whole allocation of a buffer for the copy engines of this backend's family, until it is freed. The buffer stays what it is, and may be used
     /// meanwhile.
     ///
     /// # Errors

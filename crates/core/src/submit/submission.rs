@@ -57,7 +57,9 @@ pub fn try_submit_after(
     let mut uses = operation.uses();
     let pageable = uses.iter().any(|(buffer, _)| {
         let place = buffer.place();
-        place.device.is_cpu() && place.kind == MemoryKind::Pageable && !buffer.is_registered()
+        place.device.is_cpu()
+            && place.kind == MemoryKind::Pageable
+            && !buffer.is_registered_for(queue.device())
     });
     let during_call = pageable && !queue.device().is_cpu();
     let in_order = in_stream_order(uses.iter().map(|(buffer, _)| *buffer));

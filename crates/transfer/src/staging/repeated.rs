@@ -74,11 +74,14 @@ fn pinned(TransferPath { src, dst }: TransferPath) -> TransferPath {
 }
 
 /// Returns the path that a copy of at least [`REGISTERED_FROM`] bytes is planned for: that of pinned memory if the host's side is
-/// registered, which to copy engines is the same. A call of its own, so that shorter copies pay for a comparison only.
+/// registered for the other side's family, which to its copy engines is the same. A call of its own, so that shorter copies pay for a comparison only.
 #[inline(never)]
 pub(crate) fn registered_path(src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> TransferPath {
     let path = TransferPath::new(src.place(), dst.place());
-    let is_across = path.src.device.is_cpu() != path.dst.device.is_cpu();
-    let is_registered = is_across && (src.is_registered() || dst.is_registered());
+    let is_registered = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
+        (true, false) => src.is_registered_for(path.dst.device),
+        (false, true) => dst.is_registered_for(path.src.device),
+        _ => false,
+    };
     if is_registered && may_be_registered(options) { pinned(path) } else { path }
 }

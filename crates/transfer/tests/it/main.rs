@@ -32,6 +32,7 @@ mod queue_limit;
 mod recording;
 mod refinement;
 mod refusal;
+mod registered;
 mod registration;
 mod ring_limit;
 #[cfg(feature = "serde")]

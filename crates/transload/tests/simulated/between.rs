@@ -1,7 +1,7 @@
 //! A runtime with a CUDA device and the wgpu device of the same GPU, which the software driver and llvmpipe play.
 
 use transload::{
-    DeviceId, MemoryKind, Place, Runtime, TransferMethod, TransferOptions, cuda::CudaBackendConfig,
+    Array, DeviceId, MemoryKind, Place, Runtime, TransferMethod, TransferOptions, cuda::CudaBackendConfig,
     wgpu::WgpuBackendConfig,
 };
 use transload_cuda_sim::{SimDevice, harness};
@@ -9,15 +9,17 @@ use transload_cuda_sim::{SimDevice, harness};
 #[path = "../../../backend-wgpu/tests/it/exported.rs"]
 mod exported;
 
-#[test]
-fn runtime_copies_between_both_without_the_host() {
+const MIB: usize = 1 << 20;
+
+/// Returns a runtime with both, and the memory of the CUDA device and of the other.
+fn both() -> Option<(Runtime, [Place; 2])> {
     let software = WgpuBackendConfig::default().with_software_adapters();
     let software = software.with_apis(transload::wgpu::wgpu::Backends::VULKAN);
     let looked = Runtime::builder().without("cuda").wgpu(software.clone()).discover().unwrap();
     let Some(uuid) = looked.devices().iter().rev().find_map(|info| info.uuid) else {
         assert!(std::env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_none(), "no Vulkan adapter");
         println!("skipped: no Vulkan adapter");
-        return;
+        return None;
     };
     transload_cuda_sim::install().unwrap();
     // SAFETY: mappings stay.
@@ -26,7 +28,13 @@ fn runtime_copies_between_both_without_the_host() {
     let rt = crate::uncalibrated::builder().cuda(config).wgpu(software).discover().unwrap();
     let wgpu =
         rt.devices().iter().find(|info| info.id.family() == "wgpu" && info.uuid == Some(uuid)).unwrap().id;
-    let [theirs, ours] = [DeviceId::Cuda(sim.ordinal()), wgpu].map(|id| Place::new(id, MemoryKind::Device));
+    Some((rt, [DeviceId::Cuda(sim.ordinal()), wgpu].map(|id| Place::new(id, MemoryKind::Device))))
+}
+
+#[test]
+fn runtime_copies_between_both_without_the_host() {
+    let Some((rt, [theirs, ours])) = both() else { return };
+    let wgpu = ours.device;
     for (src, dst) in [(theirs, ours), (ours, theirs)] {
         let plan = rt.manager().plan(src, dst, 5 << 20, &TransferOptions::new()).unwrap();
         assert_eq!((plan.method, plan.lane), (TransferMethod::DirectCopy, wgpu), "{plan}");
@@ -43,4 +51,24 @@ fn runtime_copies_between_both_without_the_host() {
     for (backend, counts) in rt.manager().resource_counts() {
         assert!(counts.is_empty(), "{backend}: {counts}");
     }
+}
+
+#[test]
+fn memory_registered_with_cuda_is_pageable_to_the_other() {
+    let Some((rt, places)) = both() else { return };
+    let host = rt.zeros::<u8>(8 * MIB).unwrap();
+    let [theirs, ours]: [Array<u8>; 2] =
+        places.map(|place| rt.alloc(place.device, place.kind, 8 * MIB).unwrap());
+    let kinds = |src: &Array<u8>, dst: &Array<u8>| {
+        let path = rt.copy(src, dst).plan().unwrap().path;
+        (path.src.kind, path.dst.kind)
+    };
+    for _ in 0..25 {
+        rt.copy(&host, &theirs).wait().unwrap();
+        rt.manager().executor().drain().unwrap();
+    }
+    let (pageable, device) = (MemoryKind::Pageable, MemoryKind::Device);
+    assert_eq!(kinds(&host, &theirs), (MemoryKind::Pinned, device), "registered");
+    assert_eq!(kinds(&host, &ours), (pageable, device));
+    assert_eq!(kinds(&ours, &host), (device, pageable));
 }

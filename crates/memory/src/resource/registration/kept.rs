@@ -18,6 +18,9 @@ use crate::{
     storage::{Address, FreeThread},
 };
 
+/// CUDA registers memory for all devices.
+const FAMILY: &str = "cuda";
+
 /// A registration in the slot of a buffer's storage.
 struct Kept {
     registration: HostRegistration,
@@ -27,6 +30,10 @@ struct Kept {
 }
 
 impl KeptRegistration for Kept {
+    fn family(&self) -> &'static str {
+        FAMILY
+    }
+
     /// The driver waits for the device, so another thread ends it.
     fn end(self: Box<Self>, owner: Box<dyn Any + Send + Sync>) {
         let Self { mut registration, counted, context, free_thread } = *self;

@@ -267,7 +267,9 @@ impl RegistrationCache {
             let (joined, others) = {
                 let mut state = self.state.lock();
                 // Under the lock: until a range is no longer busy, only its entry says that it is being registered.
-                if buffer.is_registered() && !transload_core::mutant!("memory/register-finds-kept") {
+                if buffer.is_registered_for(self.manager.device().id())
+                    && !transload_core::mutant!("memory/register-finds-kept")
+                {
                     state.hits += 1;
                     return Ok(None);
                 }
