@@ -121,6 +121,17 @@ impl Device {
         })
     }
 
+    /// Returns whether the process has the device's primary context, created by whichever library.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn has_primary_context(self) -> Result<bool> {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the out pointers are valid for the call.
+        let code = unsafe { ffi::cuDevicePrimaryCtxGetState(self.handle, &mut flags, &mut active) };
+        check("cuDevicePrimaryCtxGetState", code).map(|()| active != 0)
+    }
+
     /// Returns the marketing name, for example `NVIDIA H200`.
     ///
     /// # Errors

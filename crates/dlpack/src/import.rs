@@ -48,7 +48,8 @@ impl Importer {
     }
 
     /// Imports a tensor: its memory becomes a buffer whose uses wait for the tensor's fences. Copies nothing. The
-    /// buffer's memory is pinned for `kDLCUDAHost` and for host memory that the driver knows as pinned.
+    /// buffer's memory is pinned for `kDLCUDAHost` and for host memory that the driver knows as pinned. A driver that fails, or has
+    /// no context yet, does not know it.
     ///
     /// # Errors
     /// The error also returns the tensor. [`ErrorKind::Unsupported`] for another major version than 1, a tensor that is
@@ -156,7 +157,7 @@ impl Importer {
     fn locate(&self, device: DLDevice, address: usize, bytes: usize) -> Result<ExternalMemory> {
         match device.device_type {
             DLDeviceType::CPU if device.device_id == 0 => {
-                let pinned = self.is_pinned(address, bytes)?;
+                let pinned = self.is_pinned(address, bytes);
                 let kind = if pinned { MemoryKind::Pinned } else { MemoryKind::Pageable };
                 Ok(host_memory(kind, address, bytes))
             }
@@ -183,9 +184,9 @@ impl Importer {
     }
 
     #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
-    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with CUDA")]
-    fn is_pinned(&self, _: usize, _: usize) -> Result<bool> {
-        Ok(false)
+    #[allow(clippy::unused_self, reason = "as with CUDA")]
+    fn is_pinned(&self, _: usize, _: usize) -> bool {
+        false
     }
 
     #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]

@@ -96,6 +96,13 @@ impl CudaDevice {
         }))
     }
 
+    /// Returns whether the process has the primary context, so that [`context`](Self::context) creates none. `false` also if the
+    /// driver cannot tell.
+    #[must_use]
+    pub fn has_context(&self) -> bool {
+        self.shared.context.get().is_some() || self.shared.device.has_primary_context().unwrap_or(false)
+    }
+
     /// Returns the memory for lists that kernels read. Shared by clones.
     #[must_use]
     pub fn lists(&self) -> &Arc<ListPages> {

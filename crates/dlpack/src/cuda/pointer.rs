@@ -10,7 +10,7 @@ use transload_executor::ExternalMemory;
 use crate::{DLDevice, DLDeviceType, Importer, device::DeviceName, import::host_memory};
 
 impl Importer {
-    /// Also accepts memory of this device. Creates its context at the first such tensor.
+    /// Also accepts memory of this device. Creates its context at the first such tensor, but not for memory of the host.
     #[must_use]
     pub fn with_device(mut self, device: &CudaDevice) -> Self {
         self.devices.push(device.clone());
@@ -26,11 +26,11 @@ impl Importer {
         }
     }
 
-    /// Returns whether the driver knows the host memory as pinned.
-    pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> Result<bool> {
-        let Some(device) = self.devices.first().filter(|_| bytes > 0) else { return Ok(false) };
-        let known = pointer_attributes(device, address as u64, bytes)?;
-        Ok(known.is_some_and(|known| known.is_host))
+    /// Returns whether the driver knows the host memory as pinned. Only a hint: a device that fails, or has no context, is not asked.
+    pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> bool {
+        let mut usable = self.devices.iter().filter(|own| bytes > 0 && own.has_context());
+        let known = usable.find_map(|own| pointer_attributes(own, address as u64, bytes).ok());
+        known.flatten().is_some_and(|known| known.is_host)
     }
 
     pub(crate) fn locate_cuda(
