@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     num::NonZero,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     thread,
 };
 
@@ -28,6 +28,14 @@ use crate::{
 const DEFAULT: usize = 16;
 /// Largest number of threads accepted.
 const MOST: usize = 1024;
+
+/// Returns the number of processors that the process may use: that of the thread that calls it first. It stays the same, since the system
+/// tells each thread its own.
+#[must_use]
+pub fn processors() -> usize {
+    static NUMBER: OnceLock<usize> = OnceLock::new();
+    *NUMBER.get_or_init(|| thread::available_parallelism().map_or(2, NonZero::get))
+}
 
 /// Host threads for tasks, and a count of live work.
 ///
@@ -55,8 +63,7 @@ impl Executor {
         static SHARED: Mutex<Weak<Handle>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock();
         let handle = shared.upgrade().unwrap_or_else(|| {
-            let processors = thread::available_parallelism().map_or(2, NonZero::get);
-            let handle = Arc::new(Handle(Workers::new(processors.min(DEFAULT))));
+            let handle = Arc::new(Handle(Workers::new(processors().min(DEFAULT))));
             *shared = Arc::downgrade(&handle);
             handle
         });

@@ -53,7 +53,7 @@ mod yielding;
 pub use block_on::block_on;
 pub use blocking::BlockingKey;
 pub use drop_queue::DropQueue;
-pub use executor::Executor;
+pub use executor::{Executor, processors};
 pub use external_storage::{ExternalMemory, ExternalStorage};
 pub use group::Helping;
 pub use last_level_cache::last_level_cache;

@@ -88,6 +88,8 @@ impl Runtime {
     }
 
     pub(crate) fn new(parts: Parts) -> Self {
+        // Read now: a thread that calibrates may be bound to one.
+        let _processors = transload_executor::processors();
         let (calls, call_key) = (parts.executor.group(), BlockingKey::new(MAX_CALLS));
         let inner = Inner {
             #[cfg(feature = "profiler")]

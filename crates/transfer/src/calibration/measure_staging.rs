@@ -1,9 +1,10 @@
 //! Measures by which sizes and numbers of threads staging is fastest over a device's link: one value after another, from the built-in
 //! ones on.
 
-use std::{iter, sync::Arc, thread, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use transload_core::{CostBasis, MemoryKind, Place, RawBuffer, TransferMethod, TransferPath};
+use transload_executor::processors;
 
 use super::{
     StagingCalibration, StagingTime,
@@ -158,9 +159,8 @@ impl Run<'_> {
         values: &[Value],
         built_in: StagingTuning,
     ) -> Result<StagingTuning, Stop> {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
         // The thread that waits copies too.
-        let most = cores.min(ring.executor().threads() + 1);
+        let most = processors().min(ring.executor().threads() + 1);
         let mut best = built_in;
         for (number, Value { copies, choices, are_threads, set }) in values.iter().enumerate() {
             let choices = choices.iter().filter(|choice| !are_threads || **choice as usize <= most);

@@ -1,8 +1,9 @@
 //! What a calibration is valid for.
 
-use std::{fs, num::NonZero, thread};
+use std::fs;
 
 use serde::{Deserialize, Serialize};
+use transload_executor::processors;
 
 use crate::Runtime;
 
@@ -11,7 +12,7 @@ use crate::Runtime;
 pub(super) struct Key {
     /// Version of this library.
     library: String,
-    /// Processors that this process may use.
+    /// Processors that this process may use, as it was when the first runtime was made.
     cores: usize,
     /// Most worker threads of the runtime.
     threads: usize,
@@ -46,7 +47,7 @@ impl Key {
         let kernel = fs::read_to_string("/proc/driver/nvidia/version").ok();
         Self {
             library: env!("CARGO_PKG_VERSION").to_owned(),
-            cores: thread::available_parallelism().map_or(0, NonZero::get),
+            cores: processors(),
             threads: runtime.executor().threads(),
             ring_limit: runtime.manager().ring_limit(),
             pinned_limit: runtime.resources().pinned_limit,

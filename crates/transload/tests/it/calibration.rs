@@ -270,6 +270,26 @@ fn calibration_of_another_process_is_busy() {
     calibrate(&rt).stored.unwrap();
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn calibration_is_found_by_a_thread_of_one_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let rt = over(&folder.path().join("calibration.json"));
+    calibrate(&rt).stored.unwrap();
+    let found = std::thread::spawn(move || {
+        // SAFETY: zero is a valid value.
+        let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set is valid for the calls, and this thread's own ends with it.
+        let changed = unsafe {
+            libc::CPU_SET(usize::try_from(libc::sched_getcpu()).unwrap(), &mut mask);
+            libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask)
+        };
+        assert_eq!(changed, 0);
+        rt.stored_calibration()
+    });
+    assert!(found.join().unwrap().unwrap().is_some());
+}
+
 /// A process that does nothing, with copies of the files that were open when it began. Killed on drop.
 #[cfg(target_os = "linux")]
 struct Forked(i32);
