@@ -1,6 +1,9 @@
 //! Arrays in the memory of any device, of a slice's elements or of zeros.
 
+use std::future::ready;
+
 use transload_core::{DeviceId, MemoryKind, Pod, Result, borrow, mutant};
+use transload_executor::block_on;
 
 use crate::{Array, Runtime};
 
@@ -22,6 +25,8 @@ impl Runtime {
     /// As for [`alloc`](Self::alloc), and those of a transfer; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) on a worker of
     /// an executor of this library, which must not block.
     pub fn upload<T: Pod>(&self, device: DeviceId, elements: &[T]) -> Result<Array<T>> {
+        // Not later, when memory would be allocated in vain.
+        block_on(ready(()))?;
         let array = self.alloc(device, own_kind(device), elements.len())?;
         if !elements.is_empty() {
             // SAFETY: the value is dropped at the end of this block. The transfer keeps handles of the buffer, but nothing uses it

@@ -178,6 +178,14 @@ fn report_of_a_download_says_what_moved() {
     assert!(pollster::block_on(rt.download(&none).with_report()).unwrap().1.is_none());
 }
 
+#[test]
+fn upload_on_a_worker_is_refused() {
+    let rt = host_only();
+    let there = rt.clone();
+    let uploaded = rt.manager().executor().spawn(async move { there.upload(DeviceId::Cpu, &[1_u8; 5000]) });
+    assert_eq!(uploaded.wait().unwrap().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
 /// A container of the caller's.
 struct Pixels(Box<[u8]>);
 
