@@ -203,7 +203,7 @@ impl<'a> CopyBuilder<'a> {
             None => (PlanInput::of(self.src, self.dst)?, self.options),
             Some(strided) => (strided.input()?, strided.options(self.manager, &self.options, queue)),
         };
-        if input.bytes >= REGISTERED_FROM && strided.is_none() {
+        if input.bytes >= REGISTERED_FROM && strided.is_none_or(|strided| strided.rows.is_none()) {
             input.path = registered_path(self.src, self.dst, &options);
         }
         self.manager.plan_on(&input, &options, queue)
@@ -286,8 +286,8 @@ fn submit_with(
     options: &TransferOptions,
     (CopyExtras { order: BuilderExtras { after, queue }, strided }, waits): (&CopyExtras<'_>, bool),
 ) -> Transfer {
-    let rows = strided.as_ref().and_then(|strided| strided.rows.as_ref());
-    let id = manager.context.transfer_id(rows.map_or(src.len() as u64, Rows::bytes));
+    let bytes = strided.as_ref().map_or(src.len() as u64, StridedCopy::bytes);
+    let id = manager.context.transfer_id(bytes);
     let queue = queue.map(|queue| queue as _);
     let extras = Extras { id, after, queue, waits, ..Extras::default() };
     match strided {

@@ -108,6 +108,10 @@ fn span(which: &str, buffer: &RawBuffer, layout: &StridedLayout) -> Result<RawBu
 }
 
 impl StridedCopy {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.rows.as_ref().map_or(self.src.len() as u64, Rows::bytes)
+    }
+
     /// # Errors
     /// As when it is submitted.
     pub(crate) fn input(&self) -> Result<PlanInput> {

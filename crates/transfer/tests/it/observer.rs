@@ -1,10 +1,10 @@
 //! The events of an observer, and their order.
 
-use std::sync::Arc;
+use std::{future::IntoFuture, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{ErrorKind, Observer, TransferEvent, Wanted};
-use transload_transfer::CrossBackendTransferManager;
+use transload_transfer::{CrossBackendTransferManager, StridedLayout};
 
 use crate::{Mock, pair};
 
@@ -92,6 +92,10 @@ fn observer_is_told_of_the_transfers_that_it_wants_and_of_failures() {
     let of = |size| manager.transfer_buffer(&src, &dst, 0, 0, size);
 
     assert_eq!(of(2).wait().unwrap().id, None);
+    let row = StridedLayout::new(2);
+    let strided = || manager.copy_strided((&src, &row), (&dst, &row)).unwrap();
+    assert_eq!(strided().wait().unwrap().id, None);
+    assert_eq!(pollster::block_on(strided().into_future()).unwrap().id, None);
     assert!(of(3).wait().unwrap().id.is_some());
     drop(of(1));
     manager.drain().unwrap();

@@ -6,6 +6,7 @@ use transload_core::{
     Backend, DeviceId, KeptRegistration, MemoryKind, Operation, Place, StreamPriority, Timing,
     TrySubmitError, Turns, WorkloadType, submit, try_submit_after,
 };
+use transload_transfer::StridedLayout;
 
 use crate::{MOCK, beside_cpu};
 
@@ -37,6 +38,11 @@ fn registration_counts_for_devices_of_its_family_only() {
             let host = [report.path.src, report.path.dst].into_iter().find(|place| place.device.is_cpu());
             assert_eq!((host, planned), (Some(Place::new(DeviceId::Cpu, kind)), report.path), "{family}");
         }
+        // So is one run of a strided copy.
+        let row = StridedLayout::new(BYTES);
+        let strided = || manager.copy_strided((&near, &row), (&there, &row)).unwrap();
+        let (planned, report) = (strided().plan().unwrap(), strided().wait().unwrap());
+        assert_eq!((planned.path.src.kind, planned.path), (kind, report.path), "{family}");
         // What a driver copies during the call waits for earlier work, and would block a task's thread.
         let queue = backend.lease_queue(MOCK, StreamPriority::Normal, WorkloadType::Memory).unwrap();
         let [others, to] = [(); 2].map(|()| manager.allocate(MOCK, MemoryKind::Device, 64).unwrap());
