@@ -14,7 +14,7 @@ use super::{Calibration, key::Key, named};
 
 /// Version of the format.
 const FORMAT: u32 = 6;
-/// The largest file that is read, in bytes.
+/// The largest file that is read or written, in bytes.
 const LARGEST: u64 = 8 << 20;
 
 /// Where calibrations are kept. See [`RuntimeBuilder::calibration`](crate::RuntimeBuilder::calibration).
@@ -170,7 +170,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Replaces the file as a whole: readers see the old one or the new one. The caller has the lock.
 ///
 /// # Errors
-/// [`ErrorKind::Io`]; the old file is unchanged then. [`ErrorKind::InvalidArgument`] if there is something that is no regular file.
+/// [`ErrorKind::InvalidArgument`] if there is something that is no regular file; [`ErrorKind::OutOfRange`] for more bytes than are
+/// read; [`ErrorKind::Io`]. The old file is unchanged then.
 pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result<()> {
     is_there(path)?;
     let mut calibration = calibration.clone();
@@ -184,6 +185,14 @@ pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result
     let written = Written { format: FORMAT, key, calibration: &calibration };
     let text = serde_json::to_vec(&written)
         .map_err(|error| Error::caused_by(ErrorKind::Io, named(path, "cannot write"), error))?;
+    if text.len() as u64 > LARGEST {
+        let text = format!(
+            "the calibration has {} bytes, {} may have {LARGEST}; measure fewer devices",
+            text.len(),
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::OutOfRange, text));
+    }
     let new = with_suffix(path, ".transload-new");
     // Left by a process that was killed: the caller has the lock, so no other one writes it now.
     let _ = fs::remove_file(&new);
@@ -211,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_devices_that_have_no_text_are_not_written() {
+    fn what_could_not_be_read_back_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("calibration.json");
         let key = json!({
@@ -232,6 +241,11 @@ mod tests {
         let mut calibration = Calibration::default();
         calibration.lists = vec![other, list.clone()];
         write(&file, &key, &calibration).unwrap();
+        assert_eq!(read(&file, &key).unwrap().unwrap().lists, std::slice::from_ref(&list));
+        // More than could be read back.
+        calibration.lists = vec![list.clone(); 40_000];
+        let refused = write(&file, &key, &calibration).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfRange, "{refused}");
         assert_eq!(read(&file, &key).unwrap().unwrap().lists, [list]);
     }
 }
