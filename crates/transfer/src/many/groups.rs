@@ -68,6 +68,15 @@ impl Group {
         self.part.as_deref().unwrap_or(list)
     }
 
+    /// Returns the indices of the list's pairs that are empty, ascending; of a group of the whole list.
+    pub(super) fn empty_of(&self, list: &[Pair]) -> Vec<usize> {
+        if self.count == list.len() {
+            return Vec::new();
+        }
+        let empty = list.iter().enumerate().filter(|(_, (src, _))| src.is_empty());
+        empty.map(|(index, _)| index).collect()
+    }
+
     /// Returns whether its pairs are the whole list.
     pub(super) fn is_whole(&self) -> bool {
         self.part.is_none()

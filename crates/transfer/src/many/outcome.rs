@@ -64,8 +64,8 @@ impl fmt::Display for CopyManyReport {
 pub struct CopyManyError {
     /// The first error.
     pub error: Error,
-    /// Indices of the pairs that were not copied, or of which that is not known, ascending: all of a group that failed as one. Of a
-    /// list that was refused as a whole, those that are invalid; nothing was copied then.
+    /// Indices of the pairs that were not copied, or of which that is not known, ascending: all of a group that failed as one, except
+    /// those of 0 bytes. Of a list that was refused as a whole, those that are invalid; nothing was copied then.
     pub pairs: Vec<usize>,
     /// Whether the list was refused as a whole, of which the error names the pairs.
     pub(super) is_refused: bool,

@@ -175,15 +175,15 @@ impl Checked {
         let mut transfer = CopyManyTransfer::new(&manager.context, list.len());
         let mut groups = grouped(list)?;
         for group in &mut groups {
-            let indices = group.indices.take();
-            if let Some(all) = &indices {
-                let queue = extras.queue.map(|queue| queue.device());
-                let planned = manager.plan_on(&group.input, options, queue);
-                planned
-                    .and_then(|_| manager.check_way(group, (options, wanted), queue))
-                    .map_err(|error| (all.as_slice().into(), error))?;
-            }
-            transfer.add_group(indices.map(Arc::from));
+            let Some(all) = group.indices.take() else {
+                transfer.add_whole(group.empty_of(list));
+                continue;
+            };
+            let queue = extras.queue.map(|queue| queue.device());
+            let planned = manager.plan_on(&group.input, options, queue);
+            let checked = planned.and_then(|_| manager.check_way(group, (options, wanted), queue));
+            checked.map_err(|error| (all.as_slice().into(), error))?;
+            transfer.add_group(Some(all.into()));
         }
         Ok(Self { groups, next: 0, singles: None, turns: Turns::default(), id: None, transfer })
     }

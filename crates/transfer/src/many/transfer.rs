@@ -58,9 +58,21 @@ pub(super) enum Pairs {
 struct GroupEnd {
     /// Indices of its pairs in the list; `None` if they are the whole list.
     indices: Option<Arc<[usize]>>,
+    /// Indices of the list's pairs without bytes, ascending, if its pairs are the whole list.
+    empty: Vec<usize>,
     report: Option<TransferReport>,
     /// If its pairs are submitted one by one, and any of its events are wanted.
     singles: Option<Box<Singles>>,
+}
+
+impl GroupEnd {
+    /// Adds the group's pairs from one on, of a list of `count`.
+    fn fail_from(&self, from: usize, count: usize, failed: &mut Vec<usize>) {
+        match &self.indices {
+            Some(all) => failed.extend(all.iter().skip(from)),
+            None => failed.extend((from..count).filter(|pair| self.empty.binary_search(pair).is_err())),
+        }
+    }
 }
 
 impl CopyManyTransfer {
@@ -78,7 +90,12 @@ impl CopyManyTransfer {
 
     /// Adds the next group.
     pub(super) fn add_group(&mut self, indices: Option<Arc<[usize]>>) {
-        self.groups.push(GroupEnd { indices, report: None, singles: None });
+        self.groups.push(GroupEnd { indices, empty: Vec::new(), report: None, singles: None });
+    }
+
+    /// Adds a group of the whole list, of which these pairs have no bytes.
+    pub(super) fn add_whole(&mut self, empty: Vec<usize>) {
+        self.groups.push(GroupEnd { indices: None, empty, report: None, singles: None });
     }
 
     /// Begins to add the pairs of a group one by one, as a transfer of this id.
@@ -190,17 +207,15 @@ impl CopyManyTransfer {
             Pairs::From(group, pair) => {
                 let first = self.groups.get(*group).map(|group| (group, *pair));
                 let later = self.groups.iter().skip(group.saturating_add(1)).map(|group| (group, 0));
-                for (GroupEnd { indices, .. }, from) in first.into_iter().chain(later) {
-                    match indices {
-                        Some(all) => failed.pairs.extend(all.iter().skip(from)),
-                        None => failed.pairs.extend(from..self.pairs),
-                    }
+                for (group, from) in first.into_iter().chain(later) {
+                    group.fail_from(from, self.pairs, &mut failed.pairs);
                 }
             }
-            Pairs::Group(group) => match indices(group) {
-                Some(all) => failed.pairs.extend(all),
-                None => failed.pairs.extend(0..self.pairs),
-            },
+            Pairs::Group(group) => {
+                if let Some(group) = self.groups.get(*group) {
+                    group.fail_from(0, self.pairs, &mut failed.pairs);
+                }
+            }
         }
     }
 
