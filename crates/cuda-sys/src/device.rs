@@ -202,17 +202,6 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// Returns whether the device has a primary context, whoever made it. Makes none.
-    ///
-    /// # Errors
-    /// The driver's code.
-    pub fn has_context(self) -> Result<bool> {
-        let (mut flags, mut active) = (0, 0);
-        // SAFETY: the out pointers are valid for the call.
-        let code = unsafe { ffi::cuDevicePrimaryCtxGetState(self.handle, &mut flags, &mut active) };
-        check("cuDevicePrimaryCtxGetState", code).map(|()| active != 0)
-    }
-
     /// Returns the compute capability as (major, minor).
     ///
     /// # Errors

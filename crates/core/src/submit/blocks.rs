@@ -1,6 +1,6 @@
 //! Lists of blocks of pools, chosen by index: checked and claimed by the indices, without a pair for each block.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use smallvec::SmallVec;
 
@@ -50,11 +50,11 @@ impl BlockList {
             return Ok(Self::default());
         }
         let within = |side: &str, pool: fn((&'p RawBuffer, &'p RawBuffer)) -> &'p RawBuffer, indices| {
-            let least = pools.clone().map(|pools| pool(pools).len() / block_bytes).min();
-            bounds(side, indices, least.unwrap_or_default(), block_bytes)
+            let least = pools.clone().map(|pools| pool(pools).len() / block_bytes).min().unwrap_or_default();
+            runs(indices, least).ok_or_else(|| beyond(side, indices, least, block_bytes))
         };
-        let bounds = [within("source", |pools| pools.0, from)?, within("destination", |pools| pools.1, to)?];
-        let [(read, _), (written, is_repeated)] = [runs(from, &bounds[0]), runs(to, &bounds[1])];
+        let (read, _) = within("source", |pools| pools.0, from)?;
+        let (written, is_repeated) = within("destination", |pools| pools.1, to)?;
         if is_repeated && !crate::mutant!("core/blocks-apart") {
             return Err(repeated(to));
         }
@@ -163,46 +163,50 @@ pub fn submit_blocks(queue: &dyn Queue, blocks: &BlockList, timing: Timing) -> R
     Ok(fence)
 }
 
-/// Returns the least and the largest index, of which there are some.
-///
-/// # Errors
-/// `OutOfRange` if the largest is not below `blocks`.
-fn bounds(side: &str, indices: &[usize], blocks: usize, bytes: usize) -> Result<Range<usize>> {
-    // Of all at once: finding the first beyond would take longer.
-    let least_and_largest =
-        |(least, largest): (usize, usize), index: &usize| (least.min(*index), largest.max(*index));
-    let (least, largest) = indices.iter().fold((usize::MAX, 0), least_and_largest);
-    if largest < blocks {
-        return Ok(least..largest + 1);
-    }
+/// Returns the error of an index that is not below `blocks`.
+#[cold]
+fn beyond(side: &str, indices: &[usize], blocks: usize, bytes: usize) -> Error {
     let position = indices.iter().position(|index| *index >= blocks).unwrap_or_default();
     let index = indices.get(position).copied().unwrap_or_default();
     let text = format!(
         "{side} block {index}, at position {position}, is not in each pool: the smallest has {blocks} blocks of {bytes} bytes; use an index below {blocks}"
     );
-    Err(Error::new(ErrorKind::OutOfRange, text))
+    Error::new(ErrorKind::OutOfRange, text)
 }
 
-/// Returns the indices, which lie within `bounds`, in order, neighbours joined, and whether any is given twice: by a bitmap, or by
-/// sorting where that would be much longer than the indices.
-fn runs(indices: &[usize], bounds: &Range<usize>) -> (Vec<Range<usize>>, bool) {
-    let in_order = indices.iter().zip(bounds.clone()).all(|(index, next)| *index == next);
-    if in_order && indices.len() == bounds.len() {
-        return (vec![bounds.clone()], false);
+/// Returns the indices in order, neighbours joined, and whether any is given twice: by a bitmap of the `blocks`, or by sorting where that
+/// would be much longer than the indices. `None` if one is not below `blocks`.
+fn runs(indices: &[usize], blocks: usize) -> Option<(Vec<Range<usize>>, bool)> {
+    let first = indices.first().copied().unwrap_or_default();
+    if let Some(end) = first.checked_add(indices.len())
+        && indices.iter().zip(first..end).all(|(index, next)| *index == next)
+    {
+        return (end <= blocks).then(|| (iter::once(first..end).collect(), false));
+    }
+    let longest = 2 * indices.len() + 64;
+    let mut bounds = 0..blocks;
+    if blocks / 64 >= longest {
+        // Of all at once: finding the first beyond would take longer.
+        let (least, largest) = indices
+            .iter()
+            .fold((usize::MAX, 0), |(least, largest), index| (least.min(*index), largest.max(*index)));
+        if largest >= blocks {
+            return None;
+        }
+        bounds = least..largest + 1;
     }
     // One more, in which the last run ends.
     let words = bounds.len() / 64 + 1;
-    if words > 2 * indices.len() + 64 {
-        return sorted_runs(indices.to_vec());
+    if words > longest {
+        return Some(sorted_runs(indices.to_vec()));
     }
     let (mut words, mut repeated) = (vec![0_u64; words], 0);
     for index in indices {
-        let at = index - bounds.start;
-        if let Some(word) = words.get_mut(at / 64) {
-            let bit = 1 << (at % 64);
-            repeated |= *word & bit;
-            *word |= bit;
-        }
+        let at = index.wrapping_sub(bounds.start);
+        let word = words.get_mut(at / 64).filter(|_| *index < bounds.end)?;
+        let bit = 1 << (at % 64);
+        repeated |= *word & bit;
+        *word |= bit;
     }
     let (mut runs, mut last, mut begun) = (Vec::new(), 0, None);
     for (at, word) in words.into_iter().enumerate() {
@@ -218,7 +222,7 @@ fn runs(indices: &[usize], bounds: &Range<usize>) -> (Vec<Range<usize>>, bool) {
             }
         }
     }
-    (runs, repeated != 0)
+    Some((runs, repeated != 0))
 }
 
 fn sorted_runs(mut indices: Vec<usize>) -> (Vec<Range<usize>>, bool) {

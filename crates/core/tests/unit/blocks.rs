@@ -13,10 +13,13 @@ fn runs_of_indices_and_repetitions_match_sorting_however_far_apart() {
             ((0..140).rev().collect(), false),
             (vec![0, 1, 1, 3], true),
         ] {
-            let bounds = bounds("source", &indices, usize::MAX, 1).unwrap();
-            let found = runs(&indices, &bounds);
+            let end = indices.iter().max().unwrap() + 1;
+            // In a pool that they fill, and in one of which they are a small part.
+            let [found, same] = [end, usize::MAX].map(|blocks| runs(&indices, blocks).unwrap());
+            assert_eq!(found, same, "{indices:?}");
             assert_eq!(found, sorted_runs(indices.clone()), "{indices:?}");
             assert_eq!(found.1, repeated, "{indices:?}");
+            assert_eq!(runs(&indices, end - 1), None, "{indices:?}");
             let mut all: Vec<_> = found.0.into_iter().flatten().collect();
             let mut expected = indices;
             expected.sort_unstable();

@@ -124,8 +124,7 @@ fn to_test<'a>(devices: &[&'a CudaDevice]) -> Vec<&'a CudaDevice> {
         device.supports_feature(CudaFeature::ConcurrentManagedAccess).is_ok_and(|is_so| is_so)
     };
     let is_used = |device: &CudaDevice| {
-        device.driver().has_context().unwrap_or(true)
-            || transload_core::mutant!("memory/recording-makes-no-context")
+        device.has_context() || transload_core::mutant!("memory/recording-makes-no-context")
     };
     if !devices.iter().any(|device| migrates(device)) {
         return devices.iter().copied().take(1).collect();
