@@ -7,9 +7,7 @@ use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 
 use super::Pair;
 use crate::{
-    built_in::through_device::{
-        GAP, GAP_SHARE, JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
-    },
+    built_in::through_device::{GAP, GAP_SHARE, JOINED, LEAST, LEAST_STAGED, SHORT, SHORT_STAGED},
     methods::CHUNK,
     planning::request::PlanInput,
 };
@@ -38,12 +36,10 @@ pub(super) enum Rule {
 
 impl Shape {
     fn goes_through_device(&self) -> bool {
-        let (least, short) = match self.exclusive {
-            true => (LEAST_EXCLUSIVE, SHORT_EXCLUSIVE),
-            false => (LEAST, SHORT),
-        };
         let is_faster = match self.rule {
-            Rule::BuiltIn => self.bytes >= least && self.bytes <= short.saturating_mul(self.pieces),
+            Rule::BuiltIn => {
+                !self.exclusive && self.bytes >= LEAST && self.bytes <= SHORT.saturating_mul(self.pieces)
+            }
             Rule::Faster(is_faster) => is_faster,
             Rule::Wanted => return true,
         };
