@@ -99,8 +99,7 @@ impl ActivityRecording {
         let devices: Vec<_> = devices.into_iter().collect();
         session::use_source(Source::Activities)?;
         // What a tracker's test of the counters moves is recorded for nobody.
-        let tested: Result<Vec<_>> =
-            to_test(&devices).into_iter().map(|device| MigrationTracker::start(device)).collect();
+        let tested: Result<Vec<_>> = to_test(&devices).into_iter().map(MigrationTracker::start).collect();
         let migrations = tested.and_then(|tested| {
             let used = session::use_source(Source::Migrations);
             drop(tested);

@@ -37,7 +37,7 @@ pub(super) fn claim_unused(owners: &Owners) -> Result<Claims<'_>, InUse<'_>> {
     };
     let open: Vec<Fence> = claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
     if !open.is_empty() && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
-        return Err(InUse { until: open, claims: Some(claims) });
+        return Err(InUse { until: open, claims: Some(Box::new(claims)) });
     }
     if transload_core::mutant!("memory/registration-end-holds-buffers") {
         claims = Claims::acquire(&mut []).unwrap_or(claims);
@@ -50,7 +50,7 @@ pub(super) struct InUse<'a> {
     /// The ends of what uses its buffers, as far as they are known.
     pub(super) until: Vec<Fence>,
     /// Claims that were made all the same. Their end wakes tasks.
-    pub(super) claims: Option<Claims<'a>>,
+    pub(super) claims: Option<Box<Claims<'a>>>,
 }
 
 /// A registration, and what its end needs.

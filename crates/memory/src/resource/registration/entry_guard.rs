@@ -72,7 +72,7 @@ impl<'a> EntryGuard<'a> {
         match registration.claim_unused() {
             Ok(all) => claims.push(all),
             Err(in_use) => {
-                claims.extend(in_use.claims);
+                claims.extend(in_use.claims.map(|claims| *claims));
                 if !transload_core::mutant!("memory/registration-at-work") {
                     return Ok(End::InUse);
                 }

@@ -69,7 +69,7 @@ impl Registration {
         let claims = claim_unused(&self.owners)?;
         match self.whole.lend(Access::Write) {
             Ok(loan) if loan.after().iter().all(Fence::is_complete) => Ok(claims),
-            _ => Err(InUse { until: Vec::new(), claims: Some(claims) }),
+            _ => Err(InUse { until: Vec::new(), claims: Some(Box::new(claims)) }),
         }
     }
 
