@@ -77,7 +77,7 @@ def main(old, new):
             numpy.frombuffer(listed, numpy.uint64, entries.size)[:] = entries.ravel()
             for blocks in (1056, 8):
                 what = f"{way}, {count} x {size}, {kind}, {blocks} blocks"
-                line(what, "transload_copy_list", blocks, (listed.ptr, count))
+                line(what, "transload_copy_list", blocks, (listed.ptr, count, numpy.uint32(0)))
     for way, (src, dst) in ends.items():
         for size in (1 << 16, 1 << 20, 64 << 20):
             for source, target in COPIES:

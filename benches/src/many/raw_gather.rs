@@ -156,8 +156,12 @@ impl Shared {
             // SAFETY: the list has room for all pieces, is aligned, and no kernel reads it now.
             unsafe { start.add(index).write([to, from, self.bytes as u64]) };
         }
-        let mut parameters: [*mut c_void; 2] =
-            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
+        let more = 0_u32;
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw const list).cast_mut().cast(),
+            (&raw const count).cast_mut().cast(),
+            (&raw const more).cast_mut().cast(),
+        ];
         // SAFETY: the kernel takes these parameters; list, buffer and pieces live on, and nothing else uses them.
         unsafe { self.kernel.launch(worker.queue.raw(), (taken.len() as u32, 256), &mut parameters) }?;
         worker.queue.record(&slot.used)

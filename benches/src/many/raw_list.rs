@@ -35,9 +35,12 @@ impl RawList {
             unsafe { start.add(index).write([*to, *from, *bytes as u64]) };
         }
         let list = self.list.device_address().context("mapped memory without a device address")?;
-        let count = pieces.sizes.len() as u64;
-        let mut parameters: [*mut c_void; 2] =
-            [&raw const list, &raw const count].map(|parameter| parameter.cast_mut().cast());
+        let (count, more) = (pieces.sizes.len() as u64, 0_u32);
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw const list).cast_mut().cast(),
+            (&raw const count).cast_mut().cast(),
+            (&raw const more).cast_mut().cast(),
+        ];
         // SAFETY: the kernel takes these parameters; list and pieces live on, and nothing else uses them.
         unsafe { self.kernel.launch(queue.raw(), (BLOCKS, THREADS), &mut parameters) }?;
         queue.finish()
