@@ -59,8 +59,7 @@ pub(crate) const DRIVER_ROW: usize = 16 << 10;
 /// host's time: 1,000 pieces of 64 KiB in 2.1 against 4.0 ms, submitted in 0.9 against 1.8.
 pub(crate) const RECORDED_COPIES: usize = 3;
 
-/// Which lists go through device memory, unless a calibration measured lists: beside a GEMM loop. Alone, a kernel on the host's memory is as fast or
-/// faster up to 1 GiB of pieces of 32 KiB, by a third for those of 4 KiB; for those of 128 KiB it takes up to 5 % longer.
+/// Which lists go through device memory, unless a calibration measured lists: beside a GEMM loop, and alone.
 pub(crate) mod through_device {
     /// Least pieces of a list of pageable memory that goes up, and their average length in bytes up to which it is faster than the batch call, for a
     /// list that is staged. Its kernel waits for those of others, 1.5 ms beside a loop of large matrix products; the batch call takes
@@ -69,8 +68,13 @@ pub(crate) mod through_device {
     pub(crate) const SHORT_STAGED: u64 = 16 << 10;
     /// Least bytes of a list; fewer are not worth a launch.
     pub(crate) const LEAST: u64 = 1 << 20;
-    /// Average bytes of a piece up to which it is faster than the batch call.
+    /// The same if the device has no other work: a kernel on the host's memory is up to a third faster then, for pieces of 4 KiB, and 2 to 5 % for 128 MiB of
+    /// 32 KiB. But long lists often go both ways at once, for which such kernels have 64 to 78 GB/s, and this way has 94 to 100.
+    pub(crate) const LEAST_EXCLUSIVE: u64 = 128 << 20;
+    /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
+    /// host's memory.
     pub(crate) const SHORT: u64 = 32 << 10;
+    pub(crate) const SHORT_EXCLUSIVE: u64 = 128 << 10;
     /// Least pieces of a stretch on average, calibrated or not.
     pub(crate) const JOINED: u64 = 4;
     /// Most bytes between two pieces of a stretch of an upload, and the part of the average piece that they are at most: a copy engine copies

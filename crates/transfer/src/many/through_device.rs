@@ -7,7 +7,9 @@ use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 
 use super::Pair;
 use crate::{
-    built_in::through_device::{GAP, GAP_SHARE, JOINED, LEAST, LEAST_STAGED, SHORT, SHORT_STAGED},
+    built_in::through_device::{
+        GAP, GAP_SHARE, JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
+    },
     methods::CHUNK,
     planning::request::PlanInput,
 };
@@ -36,10 +38,12 @@ pub(super) enum Rule {
 
 impl Shape {
     fn goes_through_device(&self) -> bool {
+        let (least, short) = match self.exclusive {
+            true => (LEAST_EXCLUSIVE, SHORT_EXCLUSIVE),
+            false => (LEAST, SHORT),
+        };
         let is_faster = match self.rule {
-            Rule::BuiltIn => {
-                !self.exclusive && self.bytes >= LEAST && self.bytes <= SHORT.saturating_mul(self.pieces)
-            }
+            Rule::BuiltIn => self.bytes >= least && self.bytes <= short.saturating_mul(self.pieces),
             Rule::Faster(is_faster) => is_faster,
             Rule::Wanted => return true,
         };

@@ -341,10 +341,10 @@ fn address_range(buffer: &RawBuffer) -> Range<u64> {
 }
 
 #[test]
-fn idle_device_takes_lists_by_kernel_without_a_way_through_its_memory() {
+fn idle_device_takes_short_lists_by_kernel_and_long_ones_through_its_memory() {
     const LENGTH: usize = 64 << 10;
     let setup = Setup::new();
-    for count in [100, 1024] {
+    for (count, is_long) in [(100, false), (1024, false), (2048, true)] {
         let host = setup.allocate(MemoryKind::Pinned, count * LENGTH);
         host.write().unwrap().fill(5);
         let device = setup.allocate(MemoryKind::Device, count * LENGTH);
@@ -353,7 +353,8 @@ fn idle_device_takes_lists_by_kernel_without_a_way_through_its_memory() {
         let pairs = pairs_of(&pieces, &host, &device, true);
         let report = setup.manager.copy_many(&pairs).exclusive().wait().unwrap();
         let [group] = report.groups.as_slice() else { panic!("{report:#}") };
-        assert_eq!((group.method, group.through_device), (TransferMethod::ZeroCopy, false));
+        let method = if is_long { TransferMethod::DirectCopy } else { TransferMethod::ZeroCopy };
+        assert_eq!((group.method, group.through_device), (method, is_long));
     }
 }
 
