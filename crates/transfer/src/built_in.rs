@@ -70,7 +70,7 @@ pub(crate) mod through_device {
     pub(crate) const LEAST: u64 = 1 << 20;
     /// The same if the device has no other work: a kernel on the host's memory is up to a third faster then, for pieces of 4 KiB, and 2 to 5 % for 128 MiB of
     /// 32 KiB. But long lists often go both ways at once, for which such kernels have 64 to 78 GB/s, and this way has 94 to 100.
-    pub(crate) const LEAST_EXCLUSIVE: u64 = 128 << 20;
+    pub(crate) const LEAST_EXCLUSIVE: u64 = 96 << 20;
     /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
     /// host's memory.
     pub(crate) const SHORT: u64 = 32 << 10;
