@@ -26,8 +26,8 @@ pub(crate) const FIRST_PART: usize = 128;
 pub(crate) const GROWTH: usize = 4;
 
 /// Launches that overlap have as many pieces as the first, or of a list of many thousands so large a part of all before them, for each takes
-/// the host some 2 us. Measured on an H200 by a program in C: 1,000 pieces of 4 KiB took 96 us where launches that grow as above took 106
-/// and the kernel alone 94, of a slower host 100, 120 and 94.
+/// the host some 2 us. Measured on an H200 (docs/benchmarks/2026-11-29-1xH200-overlapping-launches.txt): 1,000 pieces of 4 KiB took 96 us where
+/// launches that grow as above took 106 and the kernel alone 94, with a slower host 100, 120 and 94.
 pub(crate) const OVERLAPPING_PARTS: usize = 16;
 
 /// Least pieces of a list that is launched in parts: a launch takes the host as long as some hundred entries.
