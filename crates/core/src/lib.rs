@@ -87,7 +87,7 @@ pub use queue::{BatchHalf, Queue, QueueLease, StreamPriority, Timing, WorkloadTy
 pub use submit::batch::runs_by_allocation;
 pub use submit::blocks::{BlockList, submit_blocks};
 pub use submit::cast::FloatType;
-pub use submit::claim::Claims;
+pub use submit::claim::{Claims, DelayedWakes};
 pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_after, submit_on};
 pub use submit::pattern::Pattern;

@@ -29,6 +29,10 @@ pub struct Claims<'a> {
     write_mode: WriteMode,
 }
 
+/// Wakes who waits for claims that [ended quietly](Claims::end_quietly), when it is dropped.
+#[derive(Default)]
+pub struct DelayedWakes(WakeList);
+
 /// What happens to bytes that are claimed for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteMode {
@@ -239,11 +243,10 @@ impl<'a> Claims<'a> {
         obstacle.into()
     }
 
-    /// Ends several claims without work. Wakes who waits for one of them when all have ended, so that a task which is woken on this thread may
-    /// use any of their buffers.
-    pub fn end_all(all: impl IntoIterator<Item = Self>) {
-        let mut wake_list = WakeList::default();
-        all.into_iter().for_each(|mut claims| claims.withdraw_to(&mut wake_list));
+    /// Ends without work. Who waits for these ranges is woken when `wakes` is dropped, so that a task which is woken on this thread may
+    /// use what the thread has still in its hands now.
+    pub fn end_quietly(mut self, wakes: &mut DelayedWakes) {
+        self.withdraw_to(&mut wakes.0);
     }
 
     #[cold]

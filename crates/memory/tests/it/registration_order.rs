@@ -15,7 +15,7 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, TrySubmitError, Turns,
+    Access, Claims, DeviceId, ErrorKind, Fence, RawBuffer, Result, Timeline, TimelineId, TrySubmitError, Turns,
     next_timeline_id,
 };
 use transload_memory::{CudaMemoryManager, RegistrationCache};
@@ -207,4 +207,53 @@ fn task_that_the_end_of_a_registration_wakes_may_register_others() {
         drop(memory);
         device.assert_no_live_objects();
     }
+}
+
+#[test]
+fn registration_that_stays_does_not_wait_for_the_others_to_end() {
+    let (device, memory) = manager();
+    let memory: Arc<CudaMemoryManager> = Arc::new(memory);
+    let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
+    let buffers = [(); 2].map(|()| heap(100_000, true).0);
+    let stayed: Arc<Mutex<Option<(RawBuffer, Arc<Asked>)>>> = Arc::default();
+    let (sender, receiver) = channel();
+    let all_asked = buffers.each_ref().map(|buffer| {
+        drop(cache.register(buffer).unwrap());
+        let asked = Arc::new(Asked {
+            id: next_timeline_id(),
+            act: Mutex::new(None),
+            is_over: AtomicBool::new(false),
+        });
+        let (of_first, cache, stayed) = (Arc::clone(&asked), Arc::clone(&cache), Arc::clone(&stayed));
+        let (buffer, sender) = (buffer.clone(), sender.clone());
+        // The second one that is asked: the first one was found in use, and its work is over since.
+        *asked.act.lock().unwrap() = Some(Box::new(move || {
+            let first = stayed.lock().unwrap().take();
+            match first {
+                None => *stayed.lock().unwrap() = Some((buffer, of_first)),
+                Some((first, its_work)) => {
+                    its_work.is_over.store(true, Ordering::SeqCst);
+                    sender.send(cache.forget(&first)).unwrap();
+                }
+            }
+        }));
+        asked
+    });
+    for (buffer, asked) in buffers.iter().zip(&all_asked) {
+        let claims = Claims::acquire(&mut [(buffer, Access::Read)]).unwrap();
+        // SAFETY: nothing runs.
+        unsafe { claims.commit(&Fence::new(Arc::clone(asked) as Arc<dyn Timeline>, 1)) };
+    }
+    assert_eq!(cache.trim().unwrap(), 0);
+    receiver.try_recv().expect("both were asked").unwrap();
+    assert_eq!(cache.statistics().registrations, 1);
+    for asked in &all_asked {
+        asked.is_over.store(true, Ordering::SeqCst);
+    }
+    assert_eq!(cache.trim().unwrap(), 100_000);
+    drop((buffers, all_asked, stayed, cache));
+    memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+    drop(memory);
+    device.assert_no_live_objects();
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{Claims, RawBuffer, events::report, panic_text};
+use transload_core::{DelayedWakes, RawBuffer, events::report, panic_text};
 use transload_cuda_sys::DriverError;
 
 use super::{
@@ -50,51 +50,35 @@ impl<'a> EntryGuard<'a> {
 
     /// Ends registrations, each unless something uses it or frees are deferred. Returns what became of them, in order.
     pub(super) fn end_all(guards: Vec<Self>) -> Vec<Result<End, DriverError>> {
-        let registrations: Vec<_> = guards.iter().map(|guard| guard.registration.clone()).collect();
-        // Their end wakes tasks, which may use the cache: when this thread has no busy entry any more.
-        let mut claims = HeldClaims(Vec::new());
-        let ended = guards.into_iter().zip(&registrations).map(|(guard, registration)| {
-            let Some(registration) = registration else { return Ok(End::InUse) };
-            let ended = guard.end(registration, &mut claims.0);
-            if transload_core::mutant!("memory/claims-outlive-busy-entries") {
-                claims.0.clear();
-            }
-            ended
-        });
-        ended.collect()
+        // The end of a claim wakes tasks, which may use the cache: when this thread has no busy entry any more.
+        let mut wakes = DelayedWakes::default();
+        guards.into_iter().map(|guard| guard.end(&mut wakes)).collect()
     }
 
-    fn end<'r>(
-        mut self,
-        registration: &'r Arc<Registration>,
-        claims: &mut Vec<Claims<'r>>,
-    ) -> Result<End, DriverError> {
-        match registration.claim_unused() {
-            Ok(all) => claims.push(all),
+    fn end(mut self, wakes: &mut DelayedWakes) -> Result<End, DriverError> {
+        let mut now = DelayedWakes::default();
+        let wakes = if transload_core::mutant!("memory/claims-outlive-busy-entries") { &mut now } else { wakes };
+        let Some(registration) = self.registration.clone() else { return Ok(End::InUse) };
+        let claims = match registration.claim_unused() {
+            Ok(claims) => Some(claims),
             Err(in_use) => {
-                claims.extend(in_use.claims.map(|claims| *claims));
+                in_use.claims.into_iter().for_each(|claims| claims.end_quietly(wakes));
                 if !transload_core::mutant!("memory/registration-at-work") {
                     return Ok(End::InUse);
                 }
+                None
             }
-        }
-        let Some(running) = Running::begin_within(Duration::ZERO) else { return Ok(End::Deferred) };
-        // Removed from the table even if the driver refuses.
-        self.registration = None;
-        let ended = registration.end();
-        drop(running);
+        };
+        let ended = Running::begin_within(Duration::ZERO).map(|_running| {
+            // Removed from the table even if the driver refuses.
+            self.registration = None;
+            registration.end()
+        });
+        claims.into_iter().for_each(|claims| claims.end_quietly(wakes));
+        let Some(ended) = ended else { return Ok(End::Deferred) };
         self.cache.state.lock().evicted += u64::from(ended.is_ok());
         let owner = ended?;
-        Ok(End::Ended(Ended { _registration: Arc::clone(registration), _owner: owner }))
-    }
-}
-
-/// Claims that end together.
-struct HeldClaims<'a>(Vec<Claims<'a>>);
-
-impl Drop for HeldClaims<'_> {
-    fn drop(&mut self) {
-        Claims::end_all(self.0.drain(..));
+        Ok(End::Ended(Ended { _registration: registration, _owner: owner }))
     }
 }
 
