@@ -25,10 +25,14 @@ pub(crate) const FIRST_PART: usize = 128;
 /// an H200: 4,096 pieces of 32 KiB down took 2.70 ms, with 8 times as many 2.83 and by one launch 2.84.
 pub(crate) const GROWTH: usize = 4;
 
-/// Launches that overlap have as many pieces as the first, or of a list of many thousands so large a part of all before them, for each takes
-/// the host some 2 us. Measured on an H200 (docs/benchmarks/2026-11-29-1xH200-overlapping-launches.txt): 1,000 pieces of 4 KiB took 96 us where
-/// launches that grow as above took 106 and the kernel alone 94, with a slower host 100, 120 and 94.
-pub(crate) const OVERLAPPING_PARTS: usize = 16;
+/// Launches that overlap have as many pieces as the first, or so large a part of all before them, for each takes the host some 2 us. Measured on
+/// an H200 (docs/benchmarks/2026-11-29-1xH200-lists-both-ways.txt): 1,000 pieces of 4 KiB up take 97 to 101 us, with a sixteenth 101 to 105, and
+/// the kernel alone 91 to 96; 10,000 pieces 860, 865 to 903, and 830.
+pub(crate) const OVERLAPPING_PARTS: usize = 4;
+
+/// Operations in flight on a stream from which a list is one launch: the host has written all of it before the device comes to it, and a
+/// driver's launch queue has room for about a thousand.
+pub(crate) const LAUNCHED_WHOLE: u64 = 16;
 
 /// Least pieces of a list that is launched in parts: a launch takes the host as long as some hundred entries.
 pub(crate) const LONG_LIST: usize = 4 * FIRST_PART;

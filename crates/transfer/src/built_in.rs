@@ -68,13 +68,12 @@ pub(crate) mod through_device {
     pub(crate) const SHORT_STAGED: u64 = 16 << 10;
     /// Least bytes of a list; fewer are not worth a launch.
     pub(crate) const LEAST: u64 = 1 << 20;
-    /// The same if the device has no other work: a kernel on the host's memory is up to a third faster then, for pieces of 4 KiB, and 2 to 5 % for 128 MiB of
-    /// 32 KiB. But long lists often go both ways at once, for which such kernels have 64 to 78 GB/s, and this way has 94 to 100.
-    pub(crate) const LEAST_EXCLUSIVE: u64 = 96 << 20;
-    /// Average bytes of a piece up to which it is faster than the batch call, or, if the device has no other work, than a kernel on the
-    /// host's memory.
+    /// Average bytes of a piece up to which it is faster than the batch call.
     pub(crate) const SHORT: u64 = 32 << 10;
-    pub(crate) const SHORT_EXCLUSIVE: u64 = 128 << 10;
+    /// Least bytes of a list of a device without other work that goes as if there were some, because as much goes the other way at once:
+    /// kernels on the host's memory have 65 to 78 GB/s both ways together then, and this way 78 to 99
+    /// (docs/benchmarks/2026-11-29-1xH200-lists-both-ways.txt).
+    pub(crate) const LEAST_OPPOSED: u64 = 4 << 20;
     /// Least pieces of a stretch on average, calibrated or not.
     pub(crate) const JOINED: u64 = 4;
     /// Most bytes between two pieces of a stretch of an upload, and the part of the average piece that they are at most: a copy engine copies

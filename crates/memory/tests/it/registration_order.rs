@@ -15,8 +15,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, ErrorKind, Fence, RawBuffer, Result, Timeline, TimelineId, TrySubmitError, Turns,
-    next_timeline_id,
+    Access, Claims, DeviceId, ErrorKind, Fence, RawBuffer, Result, Timeline, TimelineId, TrySubmitError,
+    Turns, next_timeline_id,
 };
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 

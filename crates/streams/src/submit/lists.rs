@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     CudaStream,
-    built_in::{FIRST_PART, GROWTH, LIST_CUTS, LIST_PIECE, LONG_LIST, LONG_PIECE, OVERLAPPING_PARTS},
+    built_in::{
+        FIRST_PART, GROWTH, LAUNCHED_WHOLE, LIST_CUTS, LIST_PIECE, LONG_LIST, LONG_PIECE, OVERLAPPING_PARTS,
+    },
     completion::timeline::StreamTimeline,
 };
 
@@ -55,8 +57,8 @@ impl<'a> DriverCalls<'a> {
 }
 
 impl Kernels {
-    /// Enqueues the copies of a batch by one launch for each page that its list fills; a long one is launched in parts, so that the
-    /// device copies while the host writes the rest, and each part begins before the one before it ends, where a device can. What finds no room in a page is copied by one launch for each joined copy.
+    /// Enqueues the copies of a batch by one launch for each page that its list fills; a long one that the device does not come to
+    /// much later is launched in parts, so that it copies while the host writes the rest, and each part begins before the one before it ends, where a device can. What finds no room in a page is copied by one launch for each joined copy.
     ///
     /// # Errors
     /// The driver's. Some copies may be in flight then, as `in_flight` says.
@@ -74,7 +76,9 @@ impl Kernels {
         if transload_core::mutant!("streams/task-allocates-no-list") {
             stream.prepare_list(pieces.pairs, pieces.total);
         }
-        let (mut part, mut launched) = (pieces.first_part(), 0);
+        let is_awaited = stream.outstanding() < LAUNCHED_WHOLE
+            || transload_core::mutant!("streams/queued-list-is-one-launch");
+        let (mut part, mut launched) = (if is_awaited { pieces.first_part() } else { usize::MAX }, 0);
         let may_overlap = part < usize::MAX && self.overlap_on(stream.raw());
         while !pieces.is_end() {
             let Some(mut page) = stream.lists.take(stream.id, 1) else { break };

@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Submission, Timing, Transfer,
-    TransferId, TransferMethod, TransferScope, Turns, Wanted,
+    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Submission, Submitted, Timing,
+    Transfer, TransferId, TransferMethod, TransferScope, Turns, Wanted,
 };
 
 use super::{
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     attempt::{Deferral, Extras, NotSubmitted, TaskContext, is_the_callers},
+    built_in::through_device::LEAST_OPPOSED,
     context::{ManagerContext, is_observed},
     methods::{TransferRequest, device_scratch::has_kernel},
     planning::{
@@ -225,6 +226,11 @@ impl CrossBackendTransferManager {
         let registry = &*self.registry;
         let (mut cache, mut declined) = (registry.route_cache(), 0);
         let is_wanted = wanted.way == Some(ListWay::ThroughDevice);
+        let is_opposed = wanted.exclusive
+            && wanted.way.is_none()
+            && input.bytes >= LEAST_OPPOSED
+            && cache.link(registry, &input.path).is_some_and(|link| link.is_opposed(input.bytes));
+        let wanted = ListOptions { exclusive: wanted.exclusive && !is_opposed, ..wanted };
         let mut in_order = None;
         let mut shortage: Option<(Error, Submission, Arc<CandidateInfo>)> = None;
         if (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy) {
@@ -308,6 +314,13 @@ impl CrossBackendTransferManager {
             let error = match submitted {
                 Ok(end) => {
                     self.accepted(candidate, &choice, options.priority, (&end, &submission, &info), id);
+                    if candidate.is_in_place()
+                        && let Submitted::Until(fence) = &end
+                        && !transload_core::mutant!("transfer/kernels-lists-count")
+                        && let Some(link) = cache.link(registry, &input.path)
+                    {
+                        link.kernels.add(fence, input.bytes);
+                    }
                     return Some(Self::handle_of(end, submission, info, id));
                 }
                 Err(NotSubmitted::Deferred(deferral)) => {

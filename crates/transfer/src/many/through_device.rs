@@ -7,9 +7,7 @@ use transload_core::{MemoryKind, Place, RawBuffer, TransferPath};
 
 use super::Pair;
 use crate::{
-    built_in::through_device::{
-        GAP, GAP_SHARE, JOINED, LEAST, LEAST_EXCLUSIVE, LEAST_STAGED, SHORT, SHORT_EXCLUSIVE, SHORT_STAGED,
-    },
+    built_in::through_device::{GAP, GAP_SHARE, JOINED, LEAST, LEAST_STAGED, SHORT, SHORT_STAGED},
     methods::CHUNK,
     planning::request::PlanInput,
 };
@@ -20,7 +18,7 @@ struct Shape {
     pieces: u64,
     /// Ranges of the host's memory that are made of pieces that follow each other, within the [longest gap](longest_gap).
     stretches: u64,
-    /// Whether the device has no other work.
+    /// Whether the device has no other work, and copies little the other way.
     exclusive: bool,
     rule: Rule,
 }
@@ -38,12 +36,11 @@ pub(super) enum Rule {
 
 impl Shape {
     fn goes_through_device(&self) -> bool {
-        let (least, short) = match self.exclusive {
-            true => (LEAST_EXCLUSIVE, SHORT_EXCLUSIVE),
-            false => (LEAST, SHORT),
-        };
         let is_faster = match self.rule {
-            Rule::BuiltIn => self.bytes >= least && self.bytes <= short.saturating_mul(self.pieces),
+            // A kernel on the host's memory saves the way through the device's.
+            Rule::BuiltIn => {
+                !self.exclusive && self.bytes >= LEAST && self.bytes <= SHORT.saturating_mul(self.pieces)
+            }
             Rule::Faster(is_faster) => is_faster,
             Rule::Wanted => return true,
         };

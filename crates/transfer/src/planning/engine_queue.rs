@@ -1,4 +1,4 @@
-//! Counts the bytes that a manager has queued for each device's copy engines.
+//! Counts the bytes that a manager has queued for each device's copy engines, and for copy kernels.
 
 use std::{
     collections::VecDeque,
@@ -131,8 +131,10 @@ impl PendingCopies {
 /// All engine queues of a manager. Locked only to find routes and to sweep.
 #[derive(Debug, Default)]
 pub(crate) struct EngineQueues {
-    queues: Mutex<Vec<(DeviceId, Direction, Arc<EngineQueue>)>>,
+    queues: Mutex<Vec<(Of, Arc<EngineQueue>)>>,
 }
+
+type Of = (DeviceId, Direction, Copier);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -140,28 +142,65 @@ enum Direction {
     FromDevice,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copier {
+    Engine,
+    Kernel,
+}
+
+/// What is queued for a device's link that concerns the lists of a path: those by kernels along it, and all that goes the other way.
+#[derive(Debug)]
+pub(crate) struct LinkQueues {
+    pub(crate) kernels: Arc<EngineQueue>,
+    opposite: [Arc<EngineQueue>; 2],
+}
+
+impl LinkQueues {
+    /// Returns whether at least half as many bytes go the other way.
+    pub(crate) fn is_opposed(&self, bytes: u64) -> bool {
+        self.opposite.iter().map(|queue| queue.queued()).fold(0, u64::saturating_add) >= (bytes / 2).max(1)
+    }
+}
+
 impl EngineQueues {
-    /// Returns the queue of `lane`'s copies along the path; `None` unless one side is the host.
+    /// Returns the queue of copies along the path by `lane`'s engines; `None` unless one side is the host.
     pub(crate) fn get_or_create(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
-        let direction = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
-            (true, false) => Direction::ToDevice,
-            (false, true) => Direction::FromDevice,
-            _ => return None,
-        };
+        Some(self.queue((lane, direction(path)?, Copier::Engine)))
+    }
+
+    /// Returns the queues of `lane`'s link; `None` unless one side of the path is the host.
+    pub(crate) fn link(&self, path: TransferPath, lane: DeviceId) -> Option<LinkQueues> {
+        let direction = direction(path)?;
+        let other =
+            if direction == Direction::ToDevice { Direction::FromDevice } else { Direction::ToDevice };
+        let opposite = [Copier::Engine, Copier::Kernel].map(|copier| self.queue((lane, other, copier)));
+        Some(LinkQueues { kernels: self.queue((lane, direction, Copier::Kernel)), opposite })
+    }
+
+    fn queue(&self, of: Of) -> Arc<EngineQueue> {
         let mut queues = self.queues.lock();
-        if let Some((.., queue)) = queues.iter().find(|(of, to, _)| (*of, *to) == (lane, direction)) {
-            return Some(Arc::clone(queue));
+        if let Some((_, queue)) = queues.iter().find(|(known, _)| *known == of) {
+            return Arc::clone(queue);
         }
         let queue = Arc::<EngineQueue>::default();
-        queues.push((lane, direction, Arc::clone(&queue)));
-        Some(queue)
+        queues.push((of, Arc::clone(&queue)));
+        queue
     }
 
     /// Removes completed copies from every queue.
     pub(crate) fn sweep(&self) {
         let queues: SmallVec<[_; 8]> =
-            self.queues.lock().iter().map(|(.., queue)| Arc::clone(queue)).collect();
+            self.queues.lock().iter().map(|(_, queue)| Arc::clone(queue)).collect();
         queues.iter().for_each(|queue| queue.sweep());
+    }
+}
+
+/// Returns the direction of a path from or to the host.
+fn direction(path: TransferPath) -> Option<Direction> {
+    match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
+        (true, false) => Some(Direction::ToDevice),
+        (false, true) => Some(Direction::FromDevice),
+        _ => None,
     }
 }
 

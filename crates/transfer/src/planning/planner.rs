@@ -16,7 +16,7 @@ use crate::{
     planning::{
         candidate::{Candidate, CandidateInfo, EXPLORED, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
-        engine_queue::{COUNTED_FROM, EngineQueues},
+        engine_queue::{COUNTED_FROM, EngineQueues, LinkQueues},
         list_costs::ListCosts,
         request::PlanInput,
     },
@@ -37,6 +37,8 @@ pub(crate) struct PathRoutes {
     /// The candidates that copy in place: a bit for each method's index.
     in_place: u8,
     pub(crate) lists: ListCosts,
+    /// The link's queues, if a kernel can copy lists of the path over it.
+    pub(crate) link: Option<LinkQueues>,
     /// Size of the latest request, or 0.
     latest_bytes: u64,
     /// Its cheapest method.
@@ -98,13 +100,14 @@ impl PathRoutes {
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
         let candidates: Vec<_> = applicable.map(|(method, route)| candidate(method, route)).collect();
         let in_place = candidates.iter().filter(|candidate| candidate.is_in_place());
+        let link = in_place.clone().find_map(|candidate| engines.link(path, candidate.route.lane));
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
         // What was corrected may have to be corrected again.
         let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
         let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
         let lists = costs.lists(path);
         let (latest_bytes, latest) = (0, Choice::default());
-        Self { path, candidates, reasons, in_place, lists, latest_bytes, latest, explored_from }
+        Self { path, candidates, reasons, in_place, lists, link, latest_bytes, latest, explored_from }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left

@@ -15,7 +15,7 @@ use crate::{
     methods::{Declined, Method, Topology},
     planning::{
         candidate::{Candidate, bit},
-        engine_queue::EngineQueues,
+        engine_queue::{EngineQueues, LinkQueues},
         planner::PathRoutes,
     },
     report_events,
@@ -92,6 +92,11 @@ impl RouteCacheGuard<'_> {
             kept.select(registry, path)?;
         }
         Ok(&mut kept.routes[kept.latest])
+    }
+
+    /// Returns the queues of a path's link, if its routes are found and a kernel can copy lists over it.
+    pub(crate) fn link(&mut self, registry: &Registry, path: &TransferPath) -> Option<&LinkQueues> {
+        self.routes(registry, path).ok()?.link.as_ref()
     }
 }
 

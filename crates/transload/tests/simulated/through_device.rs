@@ -283,6 +283,72 @@ fn long_lists_use_the_scratch_buffers_in_turn() {
 }
 
 #[test]
+fn exclusive_list_leaves_the_link_to_engines_while_as_much_goes_the_other_way() {
+    // 5 MiB, and less than 4.
+    const LONG: usize = 1280;
+    const SHORT: usize = 1000;
+    limited(|| {
+        transload_cuda_sim::install().unwrap();
+        let sim = SimDevice::builder().record_accesses(true).build();
+        let manager = manager(sim).unwrap();
+        let lists = |count| Lists::new(&manager, sim, MemoryKind::Pinned, (count, PIECE)).unwrap();
+        let (long, short, other) = (lists(LONG), lists(SHORT), lists(LONG));
+        let goes_through = |list: &[(RawBuffer, RawBuffer)]| {
+            manager.copy_many(list).exclusive().wait().unwrap().groups[0].through_device
+        };
+        let allocate =
+            |kind, bytes| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, bytes).unwrap();
+        let memory = |bytes| (allocate(MemoryKind::Device, bytes), allocate(MemoryKind::Pinned, bytes));
+        // So few bytes are not counted.
+        let ((device, host), (held, of_held)) = (memory(LONG * PIECE), memory(9));
+        let gpu = CudaDevice::new(sim.ordinal()).unwrap();
+        let stream = CudaStream::new(&gpu).unwrap();
+        assert!(!goes_through(&long.up) && !goes_through(&long.down), "nothing goes the other way");
+        for is_upload in [true, false] {
+            let (list, few, way_back) = match is_upload {
+                true => (&long.up, &short.up, &other.down),
+                false => (&long.down, &short.down, &other.up),
+            };
+            for (by_list, share, expected) in
+                [(true, 1, true), (false, 1, true), (false, 2, true), (false, 4, false)]
+            {
+                let gate = Gate::before(&gpu, &[&stream]);
+                let blocked = match is_upload {
+                    true => manager.copy(&of_held, &held),
+                    false => manager.copy(&held, &of_held),
+                };
+                let blocked = blocked.on(&stream).submit();
+                let after = blocked.fence().unwrap();
+                let bytes = LONG * PIECE / share;
+                let (near, far) = (host.slice(..bytes).unwrap(), device.slice(..bytes).unwrap());
+                let (by_kernel, by_engine) = match (by_list, is_upload) {
+                    (true, _) => (Some(manager.copy_many(way_back).exclusive().after(after).submit()), None),
+                    (false, true) => (None, Some(manager.copy(&far, &near).after(after).submit())),
+                    (false, false) => (None, Some(manager.copy(&near, &far).after(after).submit())),
+                };
+                assert_eq!(goes_through(list), expected, "up: {is_upload}, list: {by_list}, one of {share}");
+                assert!(!goes_through(few), "a short list");
+                let wanted = manager.copy_many(list).exclusive().way(ListWay::CopyKernel).wait().unwrap();
+                assert!(!wanted.groups[0].through_device, "a way that is wanted");
+                gate.open();
+                by_engine.into_iter().for_each(|copy| drop(copy.wait().unwrap()));
+                by_kernel
+                    .into_iter()
+                    .for_each(|copy| assert!(!copy.wait().unwrap().groups[0].through_device));
+                blocked.wait().unwrap();
+                assert!(!goes_through(list), "the other way is over");
+            }
+        }
+        for lists in [&long, &short] {
+            assert!(lists.are_back().unwrap());
+        }
+        drop(stream);
+        manager.drain().unwrap();
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    });
+}
+
+#[test]
 fn lost_device_fails_the_whole_list() {
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().build();

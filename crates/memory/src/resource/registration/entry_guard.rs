@@ -57,7 +57,8 @@ impl<'a> EntryGuard<'a> {
 
     fn end(mut self, wakes: &mut DelayedWakes) -> Result<End, DriverError> {
         let mut now = DelayedWakes::default();
-        let wakes = if transload_core::mutant!("memory/claims-outlive-busy-entries") { &mut now } else { wakes };
+        let wakes =
+            if transload_core::mutant!("memory/claims-outlive-busy-entries") { &mut now } else { wakes };
         let Some(registration) = self.registration.clone() else { return Ok(End::InUse) };
         let claims = match registration.claim_unused() {
             Ok(claims) => Some(claims),

@@ -8,7 +8,9 @@
 //
 // Launches of one list may overlap (programmatic dependent launch, CUDA Programming Guide): with `more`, the next one may begin as soon as all
 // blocks of this one have begun, and each ends after the one before it. Only devices from compute capability 9.0 on have the two instructions:
-// their lines of the PTX begin with `//sm_90`, and are comments for others.
+// their lines of the PTX begin with `//sm_90`, and are comments for others. A launch that began early may find in its multiprocessor's cache a
+// line of the list as it was before this part was written, so it begins with a fence. Measured on an H200, that takes no time; volatile
+// loads of the entries take 1,000 pieces of 4 KiB from 104 to 170 us.
 
 #include "copy.cu"
 
@@ -23,6 +25,7 @@ extern "C" __global__ void transload_copy_list(const Piece *pieces, uint64_t cou
     if (more) {
         asm volatile("griddepcontrol.launch_dependents;");
     }
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
     // The first pieces go to the first warps of all blocks, so that few pieces occupy all multiprocessors.
     uint64_t warp = uint64_t(threadIdx.x / 32) * gridDim.x + blockIdx.x;
     uint64_t warps = uint64_t(gridDim.x) * (blockDim.x / 32);

@@ -97,6 +97,7 @@ impl Program {
                     next: 0,
                     lets_begin: false,
                     may_end: false,
+                    is_fenced: false,
                 };
                 let special =
                     [("%ctaid.x", block), ("%nctaid.x", blocks), ("%tid.x", thread), ("%ntid.x", threads)];
@@ -135,6 +136,8 @@ struct Lane {
     /// Whether it has let the next launch begin, and has waited for the end of the one before.
     lets_begin: bool,
     may_end: bool,
+    /// Whether it sees what was written before its launch.
+    is_fenced: bool,
 }
 
 impl Lane {
@@ -165,6 +168,10 @@ impl Lane {
                     self.lets_begin = true;
                     continue;
                 }
+                ["fence", "acq_rel", "gpu"] => {
+                    self.is_fenced = true;
+                    continue;
+                }
                 ["griddepcontrol", "wait"] => {
                     self.may_end = true;
                     continue;
@@ -179,6 +186,7 @@ impl Lane {
                     return Some((to, of(2), of(1)));
                 }
                 ["ld" | "st", "global", rest @ ..] => {
+                    assert_eq!(self.is_fenced, program.overlaps, "a launch may find older lines in a cache");
                     self.access(memory, name[0] == "ld", rest, operands);
                     continue;
                 }
