@@ -3,8 +3,8 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    fmt,
-    sync::Arc,
+    fmt, mem,
+    sync::{Arc, OnceLock},
     task::{Wake, Waker},
     time::Instant,
 };
@@ -17,11 +17,14 @@ use crate::{BlockingKey, Executor, Task, guarded::discard, workers::refuse_to_dr
 /// Owners of one queue that are dropped at once; a blocked one delays the rest only if there are so many.
 const THREADS: usize = 4;
 
+/// Has the values that other queues left when they were dropped: no thread had started for them, or the user holds up their work.
+static LEFT: OnceLock<DropQueue> = OnceLock::new();
+
 /// Drops values whose destructors are other code, such as the owners of adopted memory: on a spare thread of the executor, under no
 /// lock, and not before given fences are complete. A destructor may block, panic, or wait for transfers. Values are dropped in no
 /// particular order.
 ///
-/// Clones share the queue. Dropping it does not wait: values that are left are dropped all the same. Usable from any thread.
+/// Clones share the queue. Dropping it does not wait: values that are left are dropped all the same, as promised. Usable from any thread.
 #[derive(Clone)]
 pub struct DropQueue {
     shared: Arc<Shared>,
@@ -79,11 +82,13 @@ impl DropQueue {
         if transload_core::mutant!("executor/drop-on-a-spare-thread") {
             return drop(value);
         }
+        if let Some(left) = LEFT.get() {
+            left.shared.retry();
+        }
         let mut state = self.shared.state.lock();
         state.ready.push_back(Pending { value, after });
         state.left += 1;
-        let held = state
-            .recheck(|waiting| waiting.held && !transload_core::mutant!("executor/held-drop-is-retried"));
+        let held = state.recheck_held();
         drop(state);
         for _ in 0..=held {
             drop(self.shared.start_one());
@@ -158,9 +163,36 @@ impl State {
             .extend(self.waiting.extract_if(.., |waiting| which(waiting)).map(|waiting| waiting.pending));
         self.ready.len() - before
     }
+
+    fn recheck_held(&mut self) -> usize {
+        self.recheck(|waiting| waiting.held && !transload_core::mutant!("executor/held-drop-is-retried"))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let State { ready, waiting, .. } = mem::take(self.state.get_mut());
+        if transload_core::mutant!("executor/values-outlive-their-queue") {
+            return;
+        }
+        for Pending { value, after } in ready.into_iter().chain(waiting.into_iter().map(|it| it.pending)) {
+            LEFT.get_or_init(DropQueue::default).push(value, after);
+        }
+    }
 }
 
 impl Shared {
+    /// Requests threads for the values for which none started, and for those that the user held up.
+    fn retry(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let _held = state.recheck_held();
+        let ready = state.ready.len();
+        drop(state);
+        for _ in 0..ready {
+            drop(self.start_one());
+        }
+    }
+
     /// Requests a thread for one value. If none starts, the value stays for the next request.
     fn start_one(self: &Arc<Self>) -> Task<()> {
         let shared = Arc::clone(self);

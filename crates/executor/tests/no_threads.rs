@@ -11,14 +11,18 @@ mod gate;
 
 use std::{
     pin::Pin,
-    sync::mpsc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     task::{Context, Poll, Waker},
 };
 
 use gate::Gate;
 use no_threads::NoThreads;
 use transload_core::{ErrorKind, StreamPriority};
-use transload_executor::{BlockingKey, Executor};
+use transload_executor::{BlockingKey, DropQueue, Executor};
 
 struct Panics;
 
@@ -114,4 +118,29 @@ fn failed_thread_start_is_an_error_without_a_hang() {
     standing.wait().unwrap();
     executor.drain().unwrap();
     drop(none);
+
+    // The thread that would drop a value after its work, whose queue goes first.
+    let (gate, dropped) = (Gate::new(), Arc::new(AtomicBool::new(false)));
+    let none = NoThreads::new();
+    let queue = DropQueue::new(Executor::with_threads(1).unwrap());
+    queue.push(Box::new(Sets(Arc::clone(&dropped))), vec![gate.fence(1)]);
+    drop(queue);
+    assert!(!dropped.load(Ordering::SeqCst), "its work uses it");
+    gate.reach(1);
+    assert!(!dropped.load(Ordering::SeqCst), "no thread is there");
+    drop(none);
+    let another = DropQueue::new(executor);
+    while !dropped.load(Ordering::SeqCst) {
+        another.push(Box::new(()), Vec::new());
+        another.drain().unwrap();
+    }
+}
+
+/// Tells of its drop.
+struct Sets(Arc<AtomicBool>);
+
+impl Drop for Sets {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }

@@ -46,14 +46,22 @@ impl Table {
         };
         let used = self.origins.make(fence, claim, Access::Read);
         let follows = ranges.are_written() && !retained.cross_device;
+        // Two threads that read the same ranges may commit in another order than a queue took their work.
+        let mut is_newest = true;
         self.remove_lists(removed, |origins, old| {
-            (follows || origins.same_timeline(&old.used, &used)) && old.ranges == ranges
+            let same = origins.same_timeline(&old.used, &used) && old.ranges == ranges;
+            let is_older = old.used.point <= used.point || crate::mutant!("core/later-list-stays");
+            is_newest &= follows || !same || is_older;
+            follows && old.ranges == ranges || same && is_older
         });
-        if self.lists.len() >= MAX_LISTS {
+        if !is_newest {
+            self.origins.release(&used, removed);
+        } else if self.lists.len() >= MAX_LISTS {
             self.origins.release(&used, removed);
             return false;
+        } else {
+            self.lists.push(ListUse { ranges, used });
         }
-        self.lists.push(ListUse { ranges, used });
         // The ranges are in use still.
         drop(self.held.release_list(claim));
         true

@@ -1,11 +1,13 @@
 //! An operation comes after exactly those that conflict with it.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use transload_core::{Access, Claims, ErrorKind, MemoryKind, Operation, Pitched, RawBuffer, Timing, submit};
+use transload_core::{
+    Access, Claims, ErrorKind, Fence, MemoryKind, Operation, Pitched, Queue, RawBuffer, Timing, submit,
+};
 
 use crate::mock::{MockQueue, buffer, host_buffer, key};
 
@@ -203,4 +205,26 @@ fn refused_copy_holds_nothing() {
     assert_eq!(other.last_after(), [key(&first)], "what was refused is no use");
     queue.complete(first.point());
     drop(src.try_write().unwrap());
+}
+
+#[test]
+fn reads_of_one_list_may_be_committed_in_any_order() {
+    for (count, newest_first) in [(4, false), (4, true), (10, false), (10, true)] {
+        let (queue, other, source) = (MockQueue::new(), MockQueue::new(), buffer(1000));
+        let parts: Vec<_> = (0..count).map(|at| source.slice(20 * at..20 * at + 10).unwrap()).collect();
+        let claim = || {
+            let mut uses: Vec<_> = parts.iter().map(|part| (part, Access::Read)).collect();
+            Claims::acquire(&mut uses).unwrap()
+        };
+        let (one, two) = (claim(), claim());
+        let at = |point| Fence::new(Arc::clone(queue.timeline()), point);
+        let (first, second) = if newest_first { (at(2), at(1)) } else { (at(1), at(2)) };
+        // SAFETY: nothing runs, and nothing was in flight before.
+        unsafe {
+            one.commit(&first);
+            two.commit(&second);
+        }
+        other.write(&source).unwrap();
+        assert_eq!(other.last_after(), [key(&at(2))], "{count} pieces");
+    }
 }

@@ -161,6 +161,27 @@ fn value_outlives_its_queue_until_its_work_is_complete() {
 }
 
 #[test]
+fn value_held_by_the_user_outlives_its_queue() {
+    within_limit(String::new, || {
+        let queue = DropQueue::new(executor(1));
+        let gate = Gate::new();
+        gate.held.store(true, Ordering::SeqCst);
+        let (value, count) = counted();
+        queue.push(value, vec![gate.fence(1)]);
+        assert_eq!(queue.drain().unwrap_err().kind(), ErrorKind::Busy);
+        drop(queue);
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        gate.held.store(false, Ordering::SeqCst);
+        gate.reach(1);
+        let another = DropQueue::new(executor(1));
+        until("the drop", || {
+            another.push(counted().0, Vec::new());
+            count.load(Ordering::SeqCst) == 1
+        });
+    });
+}
+
+#[test]
 fn work_held_by_the_user_is_reported_and_checked_again() {
     within_limit(String::new, || {
         let queue = DropQueue::new(executor(1));
