@@ -1,6 +1,9 @@
 //! State that a manager shares with its transfers.
 
-use std::sync::{Arc, Weak, atomic::AtomicU64};
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicU64},
+};
 
 use parking_lot::Mutex;
 use transload_core::{
@@ -31,6 +34,8 @@ pub(crate) struct ManagerContext {
     pub(crate) explores: bool,
     /// Whether memory that is staged repeatedly is registered.
     pub(crate) registers: bool,
+    /// Whether a calibration runs.
+    pub(crate) calibrating: AtomicBool,
     pub(crate) lost: LostDevices,
     pub(crate) refused: AtomicU64,
     /// The first failure not returned to any caller; the next `drain` returns it.
@@ -93,6 +98,7 @@ impl Default for ManagerContext {
             explores: true,
             registers: true,
             lost: LostDevices::default(),
+            calibrating: AtomicBool::new(false),
             refused: AtomicU64::default(),
             unreported: UnreportedFailure::default(),
             unobserved: UnobservedTransfers::default(),

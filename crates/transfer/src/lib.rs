@@ -57,8 +57,8 @@ mod task_submission;
 
 pub use builder::ManagerBuilder;
 pub use calibration::{
-    Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
-    MeasuredTime, MethodCurve, PathCalibration, StagingCalibration, StagingTime, Unfinished,
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, KeptCalibration, ListCalibration,
+    MeasuredList, MeasuredTime, MethodCurve, PathCalibration, StagingCalibration, StagingTime, Unfinished,
     UnfinishedReason,
 };
 pub use cast::{CastBuilder, CastFuture, CastReport, CastTransfer};

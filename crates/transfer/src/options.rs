@@ -21,6 +21,8 @@ pub struct TransferOptions {
     /// One bit for each method's index.
     allowed: u8,
     pub(crate) timing: Option<Timing>,
+    /// Whether the transfer is to have nothing to do with registered memory.
+    unregistered: bool,
 }
 
 impl TransferOptions {
@@ -31,7 +33,13 @@ impl TransferOptions {
     /// Normal priority, the method's own workload, any method, measured as the manager samples.
     #[must_use]
     pub const fn new() -> Self {
-        Self { priority: StreamPriority::Normal, workload: None, allowed: u8::MAX, timing: None }
+        Self {
+            priority: StreamPriority::Normal,
+            workload: None,
+            allowed: u8::MAX,
+            timing: None,
+            unregistered: false,
+        }
     }
 
     /// Sets the priority of the queue leased for the transfer.
@@ -86,6 +94,18 @@ impl TransferOptions {
     #[must_use]
     pub const fn allows(&self, method: TransferMethod) -> bool {
         self.allowed & (1 << method as u8) != 0
+    }
+
+    /// Ordinary host memory is copied as such, however often.
+    pub(crate) const fn unregistered(mut self) -> Self {
+        self.unregistered = true;
+        self
+    }
+
+    /// Returns whether registered memory is copied as pinned memory, and memory that is staged again and again gets registered.
+    pub(crate) fn may_be_registered(&self) -> bool {
+        self.allows(TransferMethod::DirectCopy)
+            && (!self.unregistered || transload_core::mutant!("transfer/calibration-registers-nothing"))
     }
 
     /// Returns whether the transfer may bypass a copy engine's queue.

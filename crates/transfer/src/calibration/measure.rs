@@ -98,6 +98,12 @@ pub(super) fn all(
     Ok(run.calibration)
 }
 
+/// Returns whether the method cannot be used on a path: staging also if there is no pinned memory for it.
+fn is_unusable(method: TransferMethod, error: &Error) -> bool {
+    let is_short = error.kind() == ErrorKind::OutOfMemory && method == TransferMethod::HostStaged;
+    error.kind() == ErrorKind::Unsupported || is_short
+}
+
 pub(super) fn ladder(largest: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(SMALLEST), |size| size.checked_mul(STEP))
         .take_while(move |size| *size <= largest)
@@ -361,7 +367,7 @@ impl Run<'_> {
             let end = self.now().saturating_add(self.options.budget / SHARE);
             for _ in 0..count {
                 match self.timed(&src, &dst, *method, 1) {
-                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => break,
+                    Err(Stop::Failed(error)) if is_unusable(*method, &error) => break,
                     timed => drop(timed?),
                 }
                 if self.now() >= end {
@@ -394,7 +400,7 @@ impl Run<'_> {
                     let batch = u32::try_from(batch).unwrap_or(u32::MAX).clamp(1, 64);
                     samples.push(((method, batch), Sample::default()));
                 }
-                Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {}
+                Err(Stop::Failed(error)) if is_unusable(method, &error) => {}
                 Err(stop) => return Err(stop),
             }
         }

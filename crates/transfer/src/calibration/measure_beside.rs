@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use transload_core::{DeviceId, Error, ErrorKind, ListWay, RawBuffer, Timing, TransferPath};
+use transload_core::{DeviceId, Error, ErrorKind, ListWay, RawBuffer, TransferPath};
 
 use super::{
     ListCalibration, MeasuredList,
     load::Load,
     measure::{Run, Stop},
-    measure_lists::{pairs, shapes_of},
+    measure_lists::{own_options, pairs, shapes_of},
     result::MeasuredTime,
 };
-use crate::{TransferOptions, methods::CHUNK};
+use crate::methods::CHUNK;
 
 /// Bytes of each piece of the measured lists, and their numbers.
 const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
@@ -54,6 +54,11 @@ impl Taken {
     }
 }
 
+/// Returns the number of pieces and the bytes of each of the lists of at most so many bytes.
+pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> + Clone {
+    shapes_of(most, &LENGTHS, &COUNTS, 2)
+}
+
 impl Run<'_> {
     /// Measures lists of a path beside kernels, by all ways. None if it has fewer than two, or the device has no such kernel.
     pub(super) fn lists_beside(
@@ -94,7 +99,7 @@ impl Run<'_> {
         let list = |way| ListCalibration { path, way, exclusive: false, times: Vec::new() };
         let mut found: Vec<_> = ways.map(list).collect();
         let begun = self.now();
-        for (count, length) in shapes_of(most, &LENGTHS, &COUNTS, 2) {
+        for (count, length) in shapes(most) {
             self.tell(path, (count * length) as u64);
             let pairs = pairs((src, dst), (count, length))?;
             let single =
@@ -126,7 +131,7 @@ impl Run<'_> {
                 }
                 if !unsupported.is_empty() && self.check().is_ok() {
                     // The bytes of a list that failed cannot be read before they are written again.
-                    self.manager.copy(src, dst).wait()?;
+                    self.manager.copy(src, dst).options(own_options()).wait()?;
                 }
                 found.retain(|list| !unsupported.contains(&list.way));
                 if found.len() < 2 {
@@ -153,7 +158,7 @@ impl Run<'_> {
         (pairs, way): (&[(RawBuffer, RawBuffer)], ListWay),
         kernel: Duration,
     ) -> Result<Taken, Stop> {
-        let options = TransferOptions::new().timing(Timing::Off);
+        let options = own_options();
         let list = |load: &mut Load| {
             self.check()?;
             let begun = self.now();

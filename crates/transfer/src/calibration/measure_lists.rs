@@ -72,6 +72,11 @@ fn spread<T: Copy>(all: &[T]) -> Vec<T> {
     order.into_iter().filter_map(|index| all.get(index).copied()).collect()
 }
 
+/// The options of lists that are measured: a calibration's own memory must not get registered, since pageable memory is measured.
+pub(super) fn own_options() -> TransferOptions {
+    TransferOptions::new().timing(Timing::Off).unregistered()
+}
+
 /// Returns a list of `count` pieces, in the opposite order at the destination, so that no pieces are joined.
 pub(super) fn pairs(
     (src, dst): (&RawBuffer, &RawBuffer),
@@ -153,7 +158,7 @@ impl Run<'_> {
         found: &mut Vec<ListCalibration>,
     ) -> Result<(), Stop> {
         let pairs = pairs((src, dst), (count, length))?;
-        let options = TransferOptions::new().timing(Timing::Off);
+        let options = own_options();
         let timed = |way| {
             self.clocked(|| {
                 let copies = self.manager.copy_many(&pairs).way(way).options(options).wait();
@@ -173,7 +178,7 @@ impl Run<'_> {
         }
         if samples.len() < found.iter().filter(|list| is_measured(list.way)).count() {
             // The bytes of a list that failed cannot be read before they are written again.
-            self.clocked(|| self.manager.copy(src, dst).wait().map(drop))?;
+            self.clocked(|| self.manager.copy(src, dst).options(own_options()).wait().map(drop))?;
         }
         found.retain(|list| !is_measured(list.way) || samples.iter().any(|(way, _)| *way == list.way));
         if samples.len() < 2 {

@@ -142,7 +142,9 @@ impl Run<'_> {
         }
         self.deadline = deadline;
         drop(restored);
-        if is_measured {
+        // The user's own stay, and were measured instead of those that are found.
+        let is_users = ring.tuning().1 == CostBasis::User;
+        if is_measured && !is_users {
             ring.set_tuning(found.tuning, CostBasis::Measured);
             let devices = self.manager.devices();
             self.calibration.simulated |=

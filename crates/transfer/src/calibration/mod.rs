@@ -18,10 +18,14 @@ pub use crossing::Crossing;
 pub use lists::{ListCalibration, MeasuredList};
 pub(crate) use measure_lists::MOST_SINGLES;
 pub use options::{CalibrationOptions, CalibrationProgress};
-pub use result::{Calibration, MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason};
+pub use result::{
+    Calibration, KeptCalibration, MeasuredTime, MethodCurve, PathCalibration, Unfinished, UnfinishedReason,
+};
 pub use staging::{StagingCalibration, StagingTime};
 
-use transload_core::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use transload_core::{Error, ErrorKind, Result};
 
 use crate::CrossBackendTransferManager;
 
@@ -43,10 +47,25 @@ impl CrossBackendTransferManager {
     /// memory was free for the largest copies. It keeps the costs that it had, or of too little memory has those of the sizes that were measured.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for options that leave nothing to measure.
+    /// [`ErrorKind::InvalidArgument`] for options that leave nothing to measure; [`ErrorKind::Busy`] while another call of this manager calibrates,
+    /// such as that whose callback this is: they would measure each other.
     pub fn calibrate(&self, options: &CalibrationOptions) -> Result<Calibration> {
+        let calibrating = &self.context.calibrating;
+        if calibrating.swap(true, Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Busy, "another call of this manager calibrates now"));
+        }
+        let _ends = Ends(calibrating);
         let calibration = measure::all(self, options)?;
         self.use_calibration(&calibration)?;
         Ok(calibration)
+    }
+}
+
+/// The end of a calibration.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }

@@ -10,6 +10,7 @@ use transload_core::{
 use super::{
     crossing::{Crossing, find},
     lists::ListCalibration,
+    measure_beside, measure_lists,
     staging::StagingCalibration,
 };
 use crate::CrossBackendTransferManager;
@@ -125,12 +126,7 @@ impl Calibration {
     /// Returns the measured costs.
     #[must_use]
     pub fn costs(&self) -> Vec<PathCost> {
-        let costs = self.paths.iter().flat_map(|path| {
-            path.methods.iter().filter_map(|curve| {
-                Some(PathCost { path: path.path, method: curve.method, model: curve.model()? })
-            })
-        });
-        costs.collect()
+        self.paths.iter().flat_map(PathCalibration::costs).collect()
     }
 
     /// Returns the measured costs of lists.
@@ -140,14 +136,14 @@ impl Calibration {
     }
 
     /// Adds the paths, the lists of paths on idle devices and those beside kernels, and the devices' values of staging, of an earlier
-    /// calibration that this one does not have. An unfinished path has the earlier times if these are of larger copies.
-    pub fn keep_from(&mut self, earlier: Self) {
-        let mut paths = std::mem::take(&mut self.paths);
-        paths.retain(|new| {
+    /// calibration that this one does not have. An unfinished path has the earlier times if these are of larger copies. Returns what was added.
+    pub fn keep_from(&mut self, earlier: Self) -> KeptCalibration {
+        let is_longer = |new: &mut PathCalibration| {
             let is_longer = |old: &PathCalibration| old.path == new.path && old.largest() > new.largest();
-            self.unfinished_of(new.path).is_none() || !earlier.paths.iter().any(is_longer)
-        });
-        self.paths = paths;
+            self.unfinished.iter().any(|unfinished| !unfinished.lists_only && unfinished.path == new.path)
+                && earlier.paths.iter().any(is_longer)
+        };
+        let replaced = self.paths.extract_if(.., is_longer).map(|path| path.path).collect();
         let missing = |old: &ListCalibration| !self.has_lists(old.path, old.exclusive);
         let lists: Vec<_> = earlier.lists.into_iter().filter(missing).collect();
         let missing = |old: &PathCalibration| self.paths.iter().all(|new| new.path != old.path);
@@ -156,9 +152,10 @@ impl Calibration {
         let staging: Vec<_> = earlier.staging.into_iter().filter(missing).collect();
         let is_kept = !(kept.is_empty() && lists.is_empty() && staging.is_empty());
         self.simulated |= earlier.simulated && is_kept;
-        self.paths.extend(kept);
-        self.lists.extend(lists);
-        self.staging.extend(staging);
+        self.paths.extend(kept.iter().cloned());
+        self.lists.extend(lists.iter().cloned());
+        self.staging.extend(staging.iter().cloned());
+        KeptCalibration { paths: kept, replaced, lists, staging }
     }
 
     /// Returns why single copies of a path were not finished.
@@ -169,7 +166,13 @@ impl Calibration {
     /// Returns whether it has all lists of a path on an idle device, or beside kernels. Those beside kernels may be measured while there is no
     /// time left for the others.
     fn has_lists(&self, path: TransferPath, exclusive: bool) -> bool {
-        let is_finished = self.paths.iter().any(|measured| measured.path == path)
+        // Copies may be too short for any list.
+        let can_have = |measured: &PathCalibration| match (exclusive, measured.largest().unwrap_or(0)) {
+            _ if transload_core::mutant!("transfer/short-calibration-forgets-lists") => true,
+            (true, most) => measure_lists::shapes(most).next().is_some(),
+            (false, most) => measure_beside::shapes(most).next().is_some(),
+        };
+        let is_finished = self.paths.iter().any(|measured| measured.path == path && can_have(measured))
             && self.unfinished.iter().all(|unfinished| unfinished.path != path);
         is_finished || self.lists.iter().any(|list| (list.path, list.exclusive) == (path, exclusive))
     }
@@ -203,6 +206,16 @@ impl Calibration {
     }
 }
 
+/// What a calibration has of an earlier one.
+#[derive(Clone, Debug)]
+pub struct KeptCalibration {
+    paths: Vec<PathCalibration>,
+    /// Those of them of which the later one has measured shorter copies only.
+    replaced: Vec<TransferPath>,
+    lists: Vec<ListCalibration>,
+    staging: Vec<StagingCalibration>,
+}
+
 /// Returns whether it can be the size of a copy, in bytes.
 pub(super) fn is_size(bytes: u64) -> bool {
     (1..=LARGEST).contains(&bytes)
@@ -214,6 +227,13 @@ pub(super) fn is_time(time: &MeasuredTime) -> bool {
 }
 
 impl PathCalibration {
+    fn costs(&self) -> impl Iterator<Item = PathCost> {
+        let path = self.path;
+        self.methods
+            .iter()
+            .filter_map(move |curve| Some(PathCost { path, method: curve.method, model: curve.model()? }))
+    }
+
     /// Returns the bytes of the largest measured copy.
     fn largest(&self) -> Option<u64> {
         self.methods.iter().filter_map(|curve| curve.times.last()).map(|time| time.bytes).max()
@@ -268,6 +288,36 @@ impl CrossBackendTransferManager {
             }
         }
         Ok(())
+    }
+
+    /// Uses what a calibration of this manager that is in use now has [kept](Calibration::keep_from) of an earlier one, which is
+    /// [no damaged one](Calibration::check). What is measured, corrected or set by the user stays.
+    pub fn use_kept(&self, kept: &KeptCalibration) {
+        let KeptCalibration { paths, replaced, lists, staging } = kept;
+        let known = self.costs();
+        let is_known = |path: TransferPath| {
+            known.iter().any(|(cost, basis)| cost.path == path && *basis != CostBasis::BuiltIn)
+        };
+        let used = paths.iter().filter(|of| {
+            replaced.contains(&of.path)
+                || !is_known(of.path)
+                || transload_core::mutant!("transfer/newer-costs-stay")
+        });
+        self.registry.set_costs(used.flat_map(PathCalibration::costs).collect(), CostBasis::Measured);
+        let known = self.list_costs();
+        let is_known = |path: TransferPath, exclusive: bool| {
+            let of_path = |cost: &ListCost| (cost.path, cost.exclusive) == (path, exclusive);
+            known.iter().any(|(cost, basis)| of_path(cost) && *basis != CostBasis::BuiltIn)
+        };
+        let used = lists.iter().filter(|list| !is_known(list.path, list.exclusive));
+        self.context.costs.set_lists(used.filter_map(ListCalibration::cost).collect(), CostBasis::Measured);
+        for StagingCalibration { device, tuning, .. } in staging {
+            if let Ok(ring) = self.staging_ring(*device)
+                && ring.tuning().1 == CostBasis::BuiltIn
+            {
+                ring.set_tuning(*tuning, CostBasis::Measured);
+            }
+        }
     }
 
     /// Returns the costs that methods are chosen by, each with its origin, sorted by path and method. Methods without an entry count

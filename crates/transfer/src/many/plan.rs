@@ -6,7 +6,10 @@ use transload_core::{
     CostBasis, Error, ErrorKind, ListWay, Place, RawBuffer, Result, TransferMethod, TransferPath,
 };
 
-use super::{ListOptions, through_device::fits};
+use super::{
+    ListOptions,
+    through_device::{Rule, may_go_through_device},
+};
 use crate::{
     CrossBackendTransferManager, NotChosen, TransferOptions,
     planning::{candidate::Excluded, request::PlanInput},
@@ -104,8 +107,8 @@ impl CrossBackendTransferManager {
         let count = usize::try_from(pieces).unwrap_or(usize::MAX);
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &path)?;
-        let is_through =
-            fits(&path, all) && routes.lists.is_faster_through_device(exclusive, (pieces, all)) == Some(true);
+        let is_faster = routes.lists.is_faster_through_device(exclusive, (pieces, all)) == Some(true);
+        let is_through = may_go_through_device(pieces, &input, exclusive, Rule::Faster(is_faster));
         let wanted = ListOptions { exclusive, through_device: is_through, way: None };
         let column = exclusive || !routes.lists.are_known_beside();
         let choice =

@@ -57,7 +57,8 @@ pub(super) fn may_go_through_device(
 ) -> bool {
     if !is_staged(path) {
         let shape = Shape { bytes: *bytes, pieces: count, stretches: 1, exclusive, rule };
-        return host_side(path).is_some() && shape.goes_through_device();
+        let are_short = *bytes <= (CHUNK as u64).saturating_mul(count);
+        return host_side(path).is_some() && are_short && shape.goes_through_device();
     }
     let is_faster = match rule {
         // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory. Down, engines
@@ -103,7 +104,7 @@ pub(super) fn ordered<'a>(
 }
 
 /// Returns whether a list may be as long: what is staged goes as one piece.
-pub(super) fn fits(path: &TransferPath, bytes: u64) -> bool {
+fn fits(path: &TransferPath, bytes: u64) -> bool {
     bytes <= CHUNK as u64 || !is_staged(path)
 }
 

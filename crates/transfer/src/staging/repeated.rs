@@ -31,7 +31,7 @@ impl RepeatedStaging {
     pub(crate) fn count(&self, route: &Route, request: &TransferRequest<'_>) {
         let (src, dst) = (request.src, request.dst);
         let bytes = src.len() as u64;
-        if !self.context.registers || bytes < REGISTERED_FROM || !may_be_registered(request.options) {
+        if !self.context.registers || bytes < REGISTERED_FROM || !request.options.may_be_registered() {
             return;
         }
         let path = TransferPath::new(src.place(), dst.place());
@@ -61,11 +61,6 @@ impl RepeatedStaging {
     }
 }
 
-/// A registered buffer is copied as pinned memory by this method.
-fn may_be_registered(options: &TransferOptions) -> bool {
-    options.allows(TransferMethod::DirectCopy)
-}
-
 fn pinned(TransferPath { src, dst }: TransferPath) -> TransferPath {
     let as_pinned = |place: Place| {
         if place.device.is_cpu() { Place::new(place.device, MemoryKind::Pinned) } else { place }
@@ -83,5 +78,5 @@ pub(crate) fn registered_path(src: &RawBuffer, dst: &RawBuffer, options: &Transf
         (false, true) => dst.is_registered_for(path.src.device),
         _ => false,
     };
-    if is_registered && may_be_registered(options) { pinned(path) } else { path }
+    if is_registered && options.may_be_registered() { pinned(path) } else { path }
 }

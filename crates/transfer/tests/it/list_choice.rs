@@ -214,7 +214,7 @@ fn way_that_a_later_calibration_lacks_has_no_cost() {
         manager.list_costs().iter().map(|(cost, _)| (cost.way, cost.exclusive)).collect()
     };
     let (engine, kernel) = (ListWay::CopyEngine, ListWay::CopyKernel);
-    let mut earlier = manager.calibrate(&CalibrationOptions::new().largest(1 << 10)).unwrap();
+    let mut earlier = manager.calibrate(&CalibrationOptions::new().largest(64 << 10)).unwrap();
     earlier.lists = vec![of(engine, true), of(kernel, true), of(engine, false), of(kernel, false)];
     manager.use_calibration(&earlier).unwrap();
     assert_eq!(ways(&manager).len(), 4);

@@ -65,6 +65,40 @@ fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
 }
 
 #[test]
+fn values_that_the_user_sets_meanwhile_are_no_measurement() {
+    let setup = setup(slow_link);
+    let mut own = StagingTuning::default();
+    own.download_buffers = 3;
+    let (manager, is_set) = (setup.manager.clone(), AtomicU64::new(0));
+    let options = setup.options().largest(STAGED_LARGEST).progress(move |at| {
+        if at.path == upload(MemoryKind::Pageable) && is_set.swap(1, Ordering::SeqCst) == 0 {
+            manager.set_staging_tuning(MOCK, own).unwrap();
+        }
+        ControlFlow::Continue(())
+    });
+    let calibrated = setup.manager.calibrate(&options).unwrap();
+    assert_eq!(calibrated.staging, []);
+    assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
+}
+
+#[test]
+fn manager_calibrates_once_at_a_time() {
+    let setup = setup(slow_link);
+    let (manager, inner) = (setup.manager.clone(), setup.options());
+    let refused = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&refused);
+    let options = setup.options().progress(move |_| {
+        let error = manager.calibrate(&inner).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        seen.fetch_add(1, Ordering::SeqCst);
+        ControlFlow::Break(())
+    });
+    let _cancelled = setup.manager.calibrate(&options).unwrap();
+    assert_eq!(refused.load(Ordering::SeqCst), 1);
+    let _again = setup.manager.calibrate(&setup.options()).unwrap();
+}
+
+#[test]
 fn values_of_a_direction_without_time_stay_what_they_were() {
     let setup = setup(slow_link);
     let options = || setup.options().largest(STAGED_LARGEST * 4);

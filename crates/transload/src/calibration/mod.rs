@@ -35,9 +35,9 @@ use key::Key;
 
 pub use store::CalibrationStore;
 pub use transload_transfer::{
-    Calibration, CalibrationOptions, CalibrationProgress, Crossing, ListCalibration, MeasuredList,
-    MeasuredTime, MethodCurve, PathCalibration, StagingCalibration, StagingTime, StagingTuning, Unfinished,
-    UnfinishedReason,
+    Calibration, CalibrationOptions, CalibrationProgress, Crossing, KeptCalibration, ListCalibration,
+    MeasuredList, MeasuredTime, MethodCurve, PathCalibration, StagingCalibration, StagingTime, StagingTuning,
+    Unfinished, UnfinishedReason,
 };
 
 /// What [`Runtime::calibrate`] measured, and where it is kept.
@@ -71,23 +71,26 @@ impl Runtime {
         };
         let key = Key::of(self);
         let store = self.calibration_store();
-        let lock = match store.path(&key).and_then(|path| Ok((store.lock(&path)?, path))) {
-            Err(error) if error.kind() == ErrorKind::Busy => return Err(error),
-            place => place,
+        let path = store.path(&key);
+        let lock = match path.as_ref().map(|path| store.lock(path)) {
+            Ok(Err(error)) if error.kind() == ErrorKind::Busy => return Err(error),
+            Ok(lock) => lock,
+            Err(error) => Err(error.clone()),
         };
         let mut calibration = self.manager().calibrate(options)?;
-        let stored = lock.and_then(|(_locked, path)| {
+        let stored = path.and_then(|path| {
             if !calibration.unfinished.is_empty() {
                 match store::read(&path, &key) {
                     Ok(Some(earlier)) => {
-                        calibration.keep_from(earlier);
-                        self.manager().use_calibration(&calibration)?;
+                        let kept = calibration.keep_from(earlier);
+                        self.manager().use_kept(&kept);
                     }
                     // It may be a good one.
                     Err(error) if error.kind() == ErrorKind::Io => return Err(error),
                     _ => {}
                 }
             }
+            let _locked = lock?;
             store::write(&path, &key, &calibration)?;
             Ok(path)
         });

@@ -365,6 +365,38 @@ fn kept_paths_are_used_at_once() {
 }
 
 #[test]
+fn kept_paths_replace_nothing_newer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    let rt = over(&file);
+    let mut newer = calibrate(&rt).calibration;
+    for time in newer.paths.iter_mut().flat_map(|path| &mut path.methods).flat_map(|curve| &mut curve.times) {
+        time.median *= 2;
+    }
+    rt.manager().use_calibration(&newer).unwrap();
+    let costs = rt.manager().costs();
+    let found = cancel(&rt);
+    assert_eq!(found.calibration.paths.len(), 1, "it is kept in the file");
+    assert_eq!(rt.manager().costs(), costs);
+}
+
+#[test]
+fn earlier_calibration_is_kept_where_none_can_be_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    let earlier = over(&file);
+    calibrate(&over(&file)).stored.unwrap();
+    let lock = folder.path().join("calibration.json.lock");
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    let found = cancel(&earlier);
+    let refused = found.stored.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "a folder is no lock: {refused}");
+    assert_eq!(found.calibration.paths.len(), 1);
+    assert_eq!(basis(&earlier), CostBasis::Measured);
+}
+
+#[test]
 fn damaged_path_is_not_kept() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("calibration.json");

@@ -1,14 +1,15 @@
 //! Lists on planted machines, by virtual time: a calibration leads to the faster of copy engines and copy kernel.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
-    backend::{CalibrationOptions, CostBasis, ListWay, Place},
+    backend::{CalibrationOptions, CostBasis, ListWay, Place, TransferPath},
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_cuda_sim::{SimDevice, SimDeviceBuilder};
+use transload_cuda_sys::trace;
 
 type Pair = (RawBuffer, RawBuffer);
 
@@ -168,6 +169,83 @@ fn lists_for_which_little_time_is_left_are_measured_at_fewer_lengths() {
     let found = budgets.map(lengths_within).find(|found| !found.is_empty()).unwrap();
     assert_eq!((found.first(), found.last()), (all.first(), all.last()));
     assert!(found.len() < all.len(), "{found:?}");
+}
+
+/// A manager of a device with so much memory, and options that measure by the virtual time.
+fn unmeasured(
+    sim: SimDevice,
+    config: CudaBackendConfig,
+) -> (CrossBackendTransferManager, CalibrationOptions) {
+    let manager = CrossBackendTransferManager::builder().refinement(false).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(CudaBackend::open(&config.with_devices([sim.ordinal()])).unwrap()).unwrap();
+    let options = CalibrationOptions::new().budget(Duration::from_secs(60)).kernel(Duration::from_micros(5));
+    (manager, options.clock(move || sim.now()))
+}
+
+#[test]
+fn calibration_has_none_of_its_memory_registered() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).build();
+    let (manager, options) = unmeasured(sim, CudaBackendConfig::default());
+    let trace = trace::start();
+    let found = manager.calibrate(&options.largest(32 << 20).budget(Duration::from_millis(500))).unwrap();
+    manager.drain().unwrap();
+    assert_eq!(found.unfinished, []);
+    let (calls, this) = (trace.calls(), thread::current().id());
+    // By the executor: this thread registers what it allocates as pinned memory. Others test beside it, with other lengths.
+    let is_of_calibration = |call: &&trace::Call| {
+        call.name == "cuMemHostRegister_v2" && call.thread != this && call.arguments[1] == 16 << 20
+    };
+    let registered: Vec<_> = calls.iter().filter(is_of_calibration).collect();
+    assert!(registered.is_empty(), "pageable memory is measured as it is: {registered:?}");
+}
+
+#[test]
+fn pageable_memory_is_measured_without_staging_where_no_memory_is_pinned() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).build();
+    let (manager, options) = unmeasured(sim, CudaBackendConfig::default().with_pinned_limit(2 << 20));
+    let found = manager.calibrate(&options.largest(4 << 20)).unwrap();
+    let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let there = Place::new(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device);
+    for path in [TransferPath::new(pageable, there), TransferPath::new(there, pageable)] {
+        let of_path = found.paths.iter().find(|measured| measured.path == path).expect("it is measured");
+        let methods: Vec<_> = of_path.methods.iter().map(|curve| curve.method).collect();
+        assert_eq!(methods, [TransferMethod::DirectCopy]);
+    }
+}
+
+#[test]
+fn calibration_too_short_for_lists_leaves_their_costs() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).build();
+    let (manager, options) = unmeasured(sim, CudaBackendConfig::default());
+    let _long = manager.calibrate(&options.clone().largest(1 << 20)).unwrap();
+    let measured = manager.list_costs();
+    assert!(measured.iter().any(|(_, basis)| *basis == CostBasis::Measured));
+    let _short = manager.calibrate(&options.largest(8 << 10)).unwrap();
+    assert_eq!(manager.list_costs(), measured);
+}
+
+#[test]
+fn plan_of_few_or_long_pieces_goes_through_no_device_memory() {
+    let machine = Machine::of(|sim| sim.batch_piece_ns(20_000).kernel_host_link(Some(1.0)));
+    let (near, far) = (machine.allocate(MemoryKind::Pinned), machine.allocate(MemoryKind::Device));
+    let mut planned = Vec::new();
+    for (pieces, bytes) in SHAPES.into_iter().chain([(3, 1 << 20), (3, 4096), (4, 4096), (4, 1 << 20)]) {
+        let plan = machine
+            .manager
+            .plan_many(near.place(), far.place(), (pieces as u64, bytes as u64), true)
+            .unwrap();
+        let part = |of: &RawBuffer, at: usize| of.slice(at * bytes..(at + 1) * bytes).unwrap();
+        let pairs: Vec<Pair> = (0..pieces).map(|at| (part(&near, at), part(&far, pieces - 1 - at))).collect();
+        let report = machine.manager.copy_many(&pairs).exclusive().wait().unwrap();
+        let is_planned = plan.way == Some(ListWay::ThroughDevice);
+        assert_eq!(is_planned, report.groups[0].through_device, "{pieces} of {bytes} bytes: {plan}");
+        planned.push(is_planned);
+    }
+    assert!(planned.contains(&true) && planned.contains(&false), "{planned:?}");
 }
 
 #[test]
