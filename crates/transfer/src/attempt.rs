@@ -234,8 +234,13 @@ impl CrossBackendTransferManager {
             };
             self.context.tell(TransferEvent::Submitted { report: &report, begun, end });
         }
-        if submission.bytes >= COUNTED_FROM && !choice.by_kernel {
-            candidate.queue(end, submission);
+        if submission.bytes >= COUNTED_FROM {
+            if !choice.by_kernel {
+                candidate.queue(end, submission);
+            }
+            if choice.by_kernel || candidate.is_in_place() {
+                candidate.queue_kernel(end, submission);
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Submission, Submitted, Timing,
-    Transfer, TransferId, TransferMethod, TransferScope, Turns, Wanted,
+    BlockList, DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, Submission, Timing, Transfer,
+    TransferId, TransferMethod, TransferScope, Turns, Wanted,
 };
 
 use super::{
@@ -229,7 +229,9 @@ impl CrossBackendTransferManager {
         let is_opposed = wanted.exclusive
             && wanted.way.is_none()
             && input.bytes >= LEAST_OPPOSED
-            && cache.link(registry, &input.path).is_some_and(|link| link.is_opposed(input.bytes));
+            && cache
+                .opposite(registry, &input.path)
+                .is_some_and(|copies| copies.in_flight() >= input.bytes / 2);
         let wanted = ListOptions { exclusive: wanted.exclusive && !is_opposed, ..wanted };
         let mut in_order = None;
         let mut shortage: Option<(Error, Submission, Arc<CandidateInfo>)> = None;
@@ -314,13 +316,6 @@ impl CrossBackendTransferManager {
             let error = match submitted {
                 Ok(end) => {
                     self.accepted(candidate, &choice, options.priority, (&end, &submission, &info), id);
-                    if candidate.is_in_place()
-                        && let Submitted::Until(fence) = &end
-                        && !transload_core::mutant!("transfer/kernels-lists-count")
-                        && let Some(link) = cache.link(registry, &input.path)
-                    {
-                        link.kernels.add(fence, input.bytes);
-                    }
                     return Some(Self::handle_of(end, submission, info, id));
                 }
                 Err(NotSubmitted::Deferred(deferral)) => {

@@ -40,6 +40,8 @@ pub(crate) struct Candidate {
     warm: u8,
     /// The queue of its transfers: that of a copy engine, or of the threads of the host that copy in place.
     pub(crate) engine: Option<Arc<EngineQueue>>,
+    /// All copies along the path, whose rate they share.
+    link: Option<Arc<EngineQueue>>,
     /// Predicted time of the transfers so far from [`COUNTED_FROM`] on.
     pub(crate) spent: Duration,
     /// What the transfers that [explored](TransferReport::explored) count as.
@@ -159,7 +161,7 @@ impl Candidate {
         info: CandidateInfo,
         method: Arc<dyn Method>,
         route: Route,
-        engine: Option<Arc<EngineQueue>>,
+        (engine, link): (Option<Arc<EngineQueue>>, Option<Arc<EngineQueue>>),
     ) -> Self {
         let is_direct = info.stats.method == TransferMethod::DirectCopy;
         let info = Arc::new(info);
@@ -170,6 +172,7 @@ impl Candidate {
             route,
             warm: 0,
             engine,
+            link,
             spent: Duration::ZERO,
             explored: Duration::ZERO,
             unmeasured: Default::default(),
@@ -219,7 +222,7 @@ impl Candidate {
         let is_ready =
             self.method.is_ready(&self.route) && !(is_in_a_hurry && self.is_slow_to_submit(input, priority));
         (is_ready || transload_core::mutant!("transfer/explores-what-is-ready"))
-            && self.engine.as_ref().is_some_and(|engine| engine.queued() == 0)
+            && self.engine.as_ref().is_some_and(|engine| engine.in_flight() == 0)
     }
 
     /// Notes that a transfer was submitted.
@@ -259,7 +262,7 @@ impl Candidate {
         if let Some(engine) = &self.engine
             && timing == Timing::Measured
             && submission.bytes >= COUNTED_FROM
-            && (engine.queued() == 0 || transload_core::mutant!("transfer/queueing-is-not-the-link"))
+            && (engine.in_flight() == 0 || transload_core::mutant!("transfer/queueing-is-not-the-link"))
         {
             submission.tag = ALONE | submission.tag & !count_bits(u64::MAX) | count_bits(engine.added());
         }
@@ -325,6 +328,16 @@ impl Candidate {
         }
     }
 
+    /// Counts a transfer by a kernel among those that share the link, until its fence is reached.
+    #[cold]
+    pub(crate) fn queue_kernel(&self, end: &Submitted, submission: &Submission) {
+        if let (Some(link), Submitted::Until(fence)) = (&self.link, end)
+            && !transload_core::mutant!("transfer/kernels-copies-count")
+        {
+            link.add_kernel(fence, submission.bytes);
+        }
+    }
+
     /// Counts a try of the method, which may have failed.
     pub(crate) fn charge_try(&mut self, bytes: u64) {
         let cost = &self.info.cost;
@@ -345,7 +358,7 @@ impl CandidateInfo {
         let is_alone = self.engine.upgrade().is_some_and(|engine| {
             // It was the last copy to be counted.
             let last = count_bits(engine.added().wrapping_sub(1));
-            submission.tag & count_bits(u64::MAX) == last && engine.queued() == 0
+            submission.tag & count_bits(u64::MAX) == last && engine.in_flight() == 0
         });
         if !is_alone && !transload_core::mutant!("transfer/company-is-not-the-link") {
             return;

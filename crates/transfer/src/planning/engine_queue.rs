@@ -18,11 +18,20 @@ pub(crate) const COUNTED_FROM: u64 = 64 << 10;
 /// Additions after which completed copies are removed, even if the count is never read.
 const SWEEP_EVERY: u64 = 256;
 
-/// The incomplete copies to or from one device. A copy engine runs them in order, whatever their queues' priorities.
+/// The incomplete copies to or from one device.
 #[derive(Debug, Default)]
 pub(crate) struct EngineQueue {
-    bytes: AtomicU64,
+    /// A copy engine runs them in order, whatever their queues' priorities.
+    by_engine: CountedCopies,
+    /// Kernels that copy over the link share its rate, but wait for no engine.
+    by_kernels: CountedCopies,
     added: AtomicU64,
+}
+
+/// Copies that are in flight, with their bytes.
+#[derive(Debug, Default)]
+struct CountedCopies {
+    bytes: AtomicU64,
     timelines: Mutex<Vec<PendingCopies>>,
 }
 
@@ -37,27 +46,21 @@ struct PendingCopies {
 type Completed = SmallVec<[(Fence, u64); 4]>;
 
 impl EngineQueue {
-    /// Counts `bytes` until `fence` is reached.
+    /// Counts `bytes` of a copy engine until `fence` is reached.
     pub(crate) fn add(&self, fence: &Fence, bytes: u64) {
+        self.add_to(&self.by_engine, fence, bytes);
+    }
+
+    /// The same, of a kernel.
+    pub(crate) fn add_kernel(&self, fence: &Fence, bytes: u64) {
+        self.add_to(&self.by_kernels, fence, bytes);
+    }
+
+    fn add_to(&self, copies: &CountedCopies, fence: &Fence, bytes: u64) {
         if bytes < COUNTED_FROM {
             return;
         }
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let timeline = fence.timeline().id();
-        let mut completed = Completed::new();
-        {
-            let mut timelines = self.timelines.lock();
-            let index =
-                timelines.iter().position(|copies| copies.timeline == timeline).unwrap_or_else(|| {
-                    timelines.push(PendingCopies { timeline, pending: VecDeque::new() });
-                    timelines.len() - 1
-                });
-            if let Some(copies) = timelines.get_mut(index) {
-                copies.pop_completed(Fence::is_known_complete, &mut completed);
-                copies.pending.push_back((fence.clone(), bytes));
-            }
-        }
-        self.subtract(&completed);
+        copies.add(fence, bytes);
         if self.added.fetch_add(1, Ordering::Relaxed) % SWEEP_EVERY == SWEEP_EVERY - 1
             && !transload_core::mutant!("transfer/engine-queue-keeps-fences")
         {
@@ -75,17 +78,52 @@ impl EngineQueue {
         self.added.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes whose fences are not reached. Polls each timeline until its first incomplete fence. Takes no
+    /// Returns the bytes of copy engines whose fences are not reached. Polls each timeline until its first incomplete fence. Takes no
     /// lock if nothing is queued. A concurrent call may make the result too large, never too small.
     pub(crate) fn queued(&self) -> u64 {
+        self.by_engine.queued()
+    }
+
+    /// The same, with the bytes of kernels.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.queued().saturating_add(self.by_kernels.queued())
+    }
+
+    /// Removes completed copies. Holds no lock while it calls the driver.
+    pub(crate) fn sweep(&self) {
+        self.by_engine.sweep();
+        self.by_kernels.sweep();
+    }
+}
+
+impl CountedCopies {
+    fn add(&self, fence: &Fence, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let timeline = fence.timeline().id();
+        let mut completed = Completed::new();
+        {
+            let mut timelines = self.timelines.lock();
+            let index =
+                timelines.iter().position(|copies| copies.timeline == timeline).unwrap_or_else(|| {
+                    timelines.push(PendingCopies { timeline, pending: VecDeque::new() });
+                    timelines.len() - 1
+                });
+            if let Some(copies) = timelines.get_mut(index) {
+                copies.pop_completed(Fence::is_known_complete, &mut completed);
+                copies.pending.push_back((fence.clone(), bytes));
+            }
+        }
+        self.subtract(&completed);
+    }
+
+    fn queued(&self) -> u64 {
         if self.bytes.load(Ordering::Relaxed) != 0 {
             self.sweep();
         }
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Removes completed copies. Holds no lock while it calls the driver.
-    pub(crate) fn sweep(&self) {
+    fn sweep(&self) {
         let mut timelines = std::mem::take(&mut *self.timelines.lock());
         let mut completed = Completed::new();
         for copies in &mut timelines {
@@ -131,10 +169,8 @@ impl PendingCopies {
 /// All engine queues of a manager. Locked only to find routes and to sweep.
 #[derive(Debug, Default)]
 pub(crate) struct EngineQueues {
-    queues: Mutex<Vec<(Of, Arc<EngineQueue>)>>,
+    queues: Mutex<Vec<(DeviceId, Direction, Arc<EngineQueue>)>>,
 }
-
-type Of = (DeviceId, Direction, Copier);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -142,55 +178,31 @@ enum Direction {
     FromDevice,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copier {
-    Engine,
-    Kernel,
-}
-
-/// What is queued for a device's link that concerns the lists of a path: those by kernels along it, and all that goes the other way.
-#[derive(Debug)]
-pub(crate) struct LinkQueues {
-    pub(crate) kernels: Arc<EngineQueue>,
-    opposite: [Arc<EngineQueue>; 2],
-}
-
-impl LinkQueues {
-    /// Returns whether at least half as many bytes go the other way.
-    pub(crate) fn is_opposed(&self, bytes: u64) -> bool {
-        self.opposite.iter().map(|queue| queue.queued()).fold(0, u64::saturating_add) >= (bytes / 2).max(1)
-    }
-}
-
 impl EngineQueues {
-    /// Returns the queue of copies along the path by `lane`'s engines; `None` unless one side is the host.
+    /// Returns the queue of `lane`'s copies along the path; `None` unless one side is the host.
     pub(crate) fn get_or_create(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
-        Some(self.queue((lane, direction(path)?, Copier::Engine)))
+        Some(self.queue(lane, direction(path)?))
     }
 
-    /// Returns the queues of `lane`'s link; `None` unless one side of the path is the host.
-    pub(crate) fn link(&self, path: TransferPath, lane: DeviceId) -> Option<LinkQueues> {
-        let direction = direction(path)?;
-        let other =
-            if direction == Direction::ToDevice { Direction::FromDevice } else { Direction::ToDevice };
-        let opposite = [Copier::Engine, Copier::Kernel].map(|copier| self.queue((lane, other, copier)));
-        Some(LinkQueues { kernels: self.queue((lane, direction, Copier::Kernel)), opposite })
+    /// Returns the queue of its copies the other way.
+    pub(crate) fn opposite(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
+        self.get_or_create(TransferPath::new(path.dst, path.src), lane)
     }
 
-    fn queue(&self, of: Of) -> Arc<EngineQueue> {
+    fn queue(&self, lane: DeviceId, direction: Direction) -> Arc<EngineQueue> {
         let mut queues = self.queues.lock();
-        if let Some((_, queue)) = queues.iter().find(|(known, _)| *known == of) {
+        if let Some((.., queue)) = queues.iter().find(|(of, to, _)| (*of, *to) == (lane, direction)) {
             return Arc::clone(queue);
         }
         let queue = Arc::<EngineQueue>::default();
-        queues.push((of, Arc::clone(&queue)));
+        queues.push((lane, direction, Arc::clone(&queue)));
         queue
     }
 
     /// Removes completed copies from every queue.
     pub(crate) fn sweep(&self) {
         let queues: SmallVec<[_; 8]> =
-            self.queues.lock().iter().map(|(_, queue)| Arc::clone(queue)).collect();
+            self.queues.lock().iter().map(|(.., queue)| Arc::clone(queue)).collect();
         queues.iter().for_each(|queue| queue.sweep());
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     planning::{
         candidate::{Candidate, CandidateInfo, EXPLORED, Excluded, ON_QUEUE, Reasons, bit},
         costs::CostTable,
-        engine_queue::{COUNTED_FROM, EngineQueues, LinkQueues},
+        engine_queue::{COUNTED_FROM, EngineQueue, EngineQueues},
         list_costs::ListCosts,
         request::PlanInput,
     },
@@ -37,8 +37,8 @@ pub(crate) struct PathRoutes {
     /// The candidates that copy in place: a bit for each method's index.
     in_place: u8,
     pub(crate) lists: ListCosts,
-    /// The link's queues, if a kernel can copy lists of the path over it.
-    pub(crate) link: Option<LinkQueues>,
+    /// The copies the other way, if a kernel can copy lists along the path.
+    pub(crate) opposite: Option<Arc<EngineQueue>>,
     /// Size of the latest request, or 0.
     latest_bytes: u64,
     /// Its cheapest method.
@@ -82,8 +82,8 @@ impl PathRoutes {
             }
         }
         let candidate = |method: &Arc<dyn Method>, route: Route| {
-            let engine =
-                engines.get_or_create(path, route.lane).filter(|_| method.queued(&route, u64::MAX) > 0);
+            let queue = engines.get_or_create(path, route.lane);
+            let engine = queue.clone().filter(|_| method.queued(&route, u64::MAX) > 0);
             let known = CandidateInfo {
                 stats: table.get_or_create(path, method.method(), route.simulated),
                 lane: route.lane,
@@ -95,19 +95,19 @@ impl PathRoutes {
                 context: Arc::clone(context),
                 engine: engine.as_ref().map(Arc::downgrade).unwrap_or_default(),
             };
-            Candidate::new(known, Arc::clone(method), route, engine)
+            Candidate::new(known, Arc::clone(method), route, (engine, queue))
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
         let candidates: Vec<_> = applicable.map(|(method, route)| candidate(method, route)).collect();
         let in_place = candidates.iter().filter(|candidate| candidate.is_in_place());
-        let link = in_place.clone().find_map(|candidate| engines.link(path, candidate.route.lane));
+        let opposite = in_place.clone().find_map(|candidate| engines.opposite(path, candidate.route.lane));
         let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
         // What was corrected may have to be corrected again.
         let is_corrected = candidates.iter().any(|candidate| candidate.info.cost.basis == CostBasis::Refined);
         let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
         let lists = costs.lists(path);
         let (latest_bytes, latest) = (0, Choice::default());
-        Self { path, candidates, reasons, in_place, lists, link, latest_bytes, latest, explored_from }
+        Self { path, candidates, reasons, in_place, lists, opposite, latest_bytes, latest, explored_from }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left

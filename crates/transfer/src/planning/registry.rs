@@ -15,7 +15,7 @@ use crate::{
     methods::{Declined, Method, Topology},
     planning::{
         candidate::{Candidate, bit},
-        engine_queue::{EngineQueues, LinkQueues},
+        engine_queue::{EngineQueue, EngineQueues},
         planner::PathRoutes,
     },
     report_events,
@@ -94,9 +94,9 @@ impl RouteCacheGuard<'_> {
         Ok(&mut kept.routes[kept.latest])
     }
 
-    /// Returns the queues of a path's link, if its routes are found and a kernel can copy lists over it.
-    pub(crate) fn link(&mut self, registry: &Registry, path: &TransferPath) -> Option<&LinkQueues> {
-        self.routes(registry, path).ok()?.link.as_ref()
+    /// Returns the copies the other way, if the path's routes are found and a kernel can copy lists along it.
+    pub(crate) fn opposite(&mut self, registry: &Registry, path: &TransferPath) -> Option<&EngineQueue> {
+        self.routes(registry, path).ok()?.opposite.as_deref()
     }
 }
 

@@ -130,7 +130,7 @@ fn fences_are_released_without_reading_count() {
         timeline.reach(1);
         queue.add(&timeline.fence(1), 1 << 20);
     }
-    assert_eq!(queue.bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(queue.by_engine.bytes.load(Ordering::Relaxed), 0);
     assert!(timelines.iter().all(|timeline| Arc::strong_count(timeline) == 1));
 }
 
@@ -165,4 +165,17 @@ fn copies_of_panicking_timeline_stay_counted() {
     assert_eq!(queue.queued(), 2 * COUNTED_FROM);
     timeline.reach(2);
     assert_eq!(queue.queued(), 0);
+}
+
+#[test]
+fn kernels_are_company_but_hold_up_no_engine() {
+    let (queue, timeline) = (EngineQueue::default(), Manual::new());
+    queue.add_kernel(&timeline.fence(1), 1 << 20);
+    queue.add(&timeline.fence(2), 1 << 21);
+    assert_eq!((queue.queued(), queue.in_flight(), queue.added()), (1 << 21, 3 << 20, 2));
+    timeline.reach(1);
+    assert_eq!((queue.queued(), queue.in_flight()), (1 << 21, 1 << 21));
+    timeline.reach(2);
+    queue.sweep();
+    assert_eq!((queue.in_flight(), Arc::strong_count(&timeline)), (0, 1));
 }
