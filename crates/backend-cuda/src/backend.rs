@@ -339,6 +339,10 @@ impl Backend for CudaBackend {
         state.pool.prepare_in_place()
     }
 
+    fn is_prepared_in_place(&self, device: DeviceId) -> bool {
+        self.state(device).is_ok_and(|state| state.pool.is_prepared_in_place())
+    }
+
     fn record(
         &self,
         device: DeviceId,

@@ -310,6 +310,12 @@ pub trait Backend: Any + Send + Sync {
         Ok(())
     }
 
+    /// Returns whether [`prepare_in_place`](Self::prepare_in_place) has nothing left to do, which might take long.
+    fn is_prepared_in_place(&self, device: DeviceId) -> bool {
+        let _ = device;
+        true
+    }
+
     /// Returns the costs to use before anything was measured.
     fn default_costs(&self) -> Vec<PathCost>;
 

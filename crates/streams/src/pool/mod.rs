@@ -258,6 +258,12 @@ impl AdvancedStreamPool {
         Ok(())
     }
 
+    /// Returns whether [`prepare_in_place`](Self::prepare_in_place) has loaded the kernels.
+    #[must_use]
+    pub fn is_prepared_in_place(&self) -> bool {
+        self.kernels.get().is_some()
+    }
+
     /// Records the duration of an operation of this workload, for
     /// [`average_workload_time`](Self::average_workload_time),
     /// [`optimize_configuration`](Self::optimize_configuration) and the weights of outstanding work. Keeps the last

@@ -82,7 +82,8 @@ impl<'a> ManyCopies<'a> {
         may_be_slow: Option<bool>,
     ) -> Result<CopyManyTransfer, Deferral> {
         let list = &*self.list;
-        if may_be_slow == Some(false) && list.len() > FEW {
+        // A way that is wanted is checked before anything is submitted, and may need a kernel.
+        if may_be_slow == Some(false) && (list.len() > FEW || self.wanted.way.is_some()) {
             return Err(Deferral::Slow(lane_of(list)));
         }
         let checked = match &mut self.checked {

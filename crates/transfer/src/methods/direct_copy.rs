@@ -89,7 +89,7 @@ impl Method for DirectCopy {
         request: &TransferRequest<'_>,
         blocks: &BlockList,
     ) -> Result<Option<Submitted>, NotSubmitted> {
-        let by_kernel = request.by_kernel && route.backend.prepare_in_place(route.lane).is_ok();
+        let by_kernel = request.by_kernel && request.prepare_kernel(route)?.is_ok();
         if by_kernel { request.enqueue_blocks(route, blocks) } else { Ok(None) }
     }
 
@@ -100,7 +100,7 @@ impl Method for DirectCopy {
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
         // If the driver rejects the kernel, the copy engine copies.
-        let by_kernel = request.by_kernel && route.backend.prepare_in_place(route.lane).is_ok();
+        let by_kernel = request.by_kernel && request.prepare_kernel(route)?.is_ok();
         let (workload, operation) = if by_kernel {
             (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
         } else {

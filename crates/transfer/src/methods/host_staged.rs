@@ -233,7 +233,7 @@ impl HostStaged {
         let src = request.src;
         // If the driver rejects the kernel, the copy engine copies.
         let in_place = request.by_kernel
-            && match route.backend.prepare_in_place(route.lane) {
+            && match request.prepare_kernel(route)? {
                 Ok(()) => true,
                 Err(error) => {
                     report_events::kernel_unavailable(route.lane, &error);

@@ -361,6 +361,18 @@ impl<'a> TransferRequest<'a> {
         self.lease(backend, lane, usual, true)
     }
 
+    /// Loads the route's copy kernel, which waits for the whole device: where a task must not take its thread long, another one does.
+    fn prepare_kernel(&self, route: &Route) -> Result<Result<()>, NotSubmitted> {
+        let Route { backend, lane, .. } = route;
+        if self.task().is_some_and(|task| !task.may_be_slow)
+            && !backend.is_prepared_in_place(*lane)
+            && !transload_core::mutant!("transfer/polled-list-loads-no-kernel")
+        {
+            return Err(NotSubmitted::Deferred(Deferral::Slow(*lane)));
+        }
+        Ok(backend.prepare_in_place(*lane))
+    }
+
     #[inline]
     fn lease(
         &self,

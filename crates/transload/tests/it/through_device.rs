@@ -261,6 +261,52 @@ fn polled_list_loads_no_kernel() {
     assert!(went_through_device(&pollster::block_on(copy).unwrap()));
 }
 
+/// Loading waits for the whole device.
+#[test]
+fn polled_list_within_a_device_loads_no_kernel() {
+    const LENGTH: usize = 1 << 10;
+    for wanted in [false, true] {
+        let setup = Setup::new();
+        let [one, two] = [(); 2].map(|()| setup.allocate(MemoryKind::Device, 32 * LENGTH));
+        let [three, four] = [(); 2].map(|()| setup.filled(MemoryKind::Pinned, &noise(32 * LENGTH, 13)));
+        // Makes streams.
+        setup.manager.copy(&three, &one).wait().unwrap();
+        setup.manager.copy(&one, &two).wait().unwrap();
+        setup.manager.copy(&two, &four).wait().unwrap();
+        let pieces: Vec<Piece> = (0..16).map(|at| (at * LENGTH, at * 7 % 16 * LENGTH, LENGTH)).collect();
+        let mut pairs = pairs_of(&pieces, &one, &two, true);
+        if wanted {
+            pairs.extend(pairs_of(&pieces, &three, &two, true).into_iter().map(|(src, dst)| {
+                (src, two.slice(dst.offset() + 16 * LENGTH..dst.offset() + 17 * LENGTH).unwrap())
+            }));
+        }
+        let copy = setup.manager.copy_many(pairs);
+        let copy = if wanted { copy.way(ListWay::CopyKernel) } else { copy };
+        let mut copy = copy.into_future();
+        let trace = trace::start();
+        assert!(Pin::new(&mut copy).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let calls = trace.calls_of_this_thread();
+        assert!(!calls.iter().any(|call| call.name.contains("Load")), "{calls:?}");
+        drop(trace);
+        pollster::block_on(copy).unwrap();
+        setup.manager.copy(&two, &four).wait().unwrap();
+        let (sent, back) = (noise(32 * LENGTH, 13), four.read().unwrap());
+        for (from, to, length) in &pieces {
+            assert!(back[*to..][..*length] == sent[*from..][..*length]);
+        }
+        drop(back);
+        // Once they are loaded, the polling thread submits.
+        let mut again = setup.manager.copy_many(pairs_of(&pieces, &one, &two, true)).into_future();
+        let trace = trace::start();
+        let ended = Pin::new(&mut again).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(trace.calls_of_this_thread().iter().any(|call| call.name == "cuLaunchKernel"));
+        drop(trace);
+        if ended.is_pending() {
+            pollster::block_on(again).unwrap();
+        }
+    }
+}
+
 /// As many pieces at odd places, apart in both memories, with one of 0 bytes somewhere.
 fn pieces_apart(count: usize, length: usize) -> Vec<Piece> {
     let piece = |at| (3 + at * (length + 9), 5 + at * 7 % count * (length + 15), length);
@@ -341,10 +387,10 @@ fn address_range(buffer: &RawBuffer) -> Range<u64> {
 }
 
 #[test]
-fn idle_device_takes_short_lists_by_kernel_and_long_ones_through_its_memory() {
+fn idle_device_takes_lists_by_kernel_whatever_their_length() {
     const LENGTH: usize = 64 << 10;
     let setup = Setup::new();
-    for (count, is_long) in [(100, false), (1024, false), (2048, true)] {
+    for count in [100, 2048] {
         let host = setup.allocate(MemoryKind::Pinned, count * LENGTH);
         host.write().unwrap().fill(5);
         let device = setup.allocate(MemoryKind::Device, count * LENGTH);
@@ -353,8 +399,7 @@ fn idle_device_takes_short_lists_by_kernel_and_long_ones_through_its_memory() {
         let pairs = pairs_of(&pieces, &host, &device, true);
         let report = setup.manager.copy_many(&pairs).exclusive().wait().unwrap();
         let [group] = report.groups.as_slice() else { panic!("{report:#}") };
-        let method = if is_long { TransferMethod::DirectCopy } else { TransferMethod::ZeroCopy };
-        assert_eq!((group.method, group.through_device), (method, is_long));
+        assert_eq!((group.method, group.through_device), (TransferMethod::ZeroCopy, false));
     }
 }
 
