@@ -202,6 +202,20 @@ pub(crate) struct Trace {
 
 impl Arguments {
     /// Returns whether the software driver was requested.
+    /// Returns whether an option says which devices there are.
+    pub(crate) fn are_devices_chosen(&self) -> bool {
+        let mut chosen = self.is_simulated();
+        #[cfg(feature = "sim")]
+        {
+            chosen |= self.simulation.simulate_memory.is_some();
+        }
+        #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
+        {
+            chosen |= self.wgpu.is_some();
+        }
+        chosen
+    }
+
     pub(crate) fn is_simulated(&self) -> bool {
         #[cfg(feature = "sim")]
         return self.simulation.simulate.is_some();

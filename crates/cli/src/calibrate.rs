@@ -1,6 +1,6 @@
 //! `transload calibrate`: measures each method on this machine, and keeps the times for later runs.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{io::Write, ops::ControlFlow, time::Duration};
 
 use serde_json::{Value, json};
 use transload::calibration::{
@@ -17,7 +17,8 @@ use crate::{
     text,
 };
 
-pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate) -> Result<String, Failure> {
+/// With a `named` file, one that cannot be written is a failure: whoever names it relies on it.
+pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate, named: bool) -> Result<String, Failure> {
     let progress = Progress::new(invocation, SIZES);
     let options = CalibrationOptions::new()
         .budget(Duration::from_secs(wanted.budget))
@@ -35,7 +36,15 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate) -> Result<S
     if let (true, Some(unfinished)) = (calibration.paths.is_empty(), calibration.unfinished.first()) {
         return Err(nothing_measured(unfinished));
     }
-    invocation.render("calibrate", &json(&calibrated), || human(&calibrated))
+    let text = invocation.render("calibrate", &json(&calibrated), || human(&calibrated))?;
+    match calibrated.stored {
+        Err(error) if named => {
+            // So that nothing is lost; nothing else can be done if that fails.
+            let _ = writeln!(std::io::stderr(), "{text}");
+            Err(Failure::caused_by(Exit::Io, "the calibration was not kept", error))
+        }
+        _ => Ok(text),
+    }
 }
 
 /// Returns the failure of a calibration without any path.

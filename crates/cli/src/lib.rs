@@ -61,7 +61,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
     let invocation = Invocation::start(arguments)?;
     match &arguments.command {
         Command::Devices => devices::run(&invocation),
-        Command::Calibrate(wanted) => calibrate::run(&invocation, wanted),
+        Command::Calibrate(wanted) => calibrate::run(&invocation, wanted, arguments.calibration.is_some()),
         Command::Costs => costs::run(&invocation),
         Command::Plan(wanted) => plan::run(&invocation, wanted),
         Command::Copy(wanted) => copy::run(&invocation, wanted),

@@ -17,7 +17,8 @@ use crate::{
 };
 
 pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCode, Failure> {
-    if arguments.is_simulated() || arguments.calibration.is_some() || arguments.costs.is_some() {
+    let has_files = arguments.calibration.is_some() || arguments.costs.is_some();
+    if arguments.are_devices_chosen() || has_files {
         let text =
             "`transload trace` has no devices of its own; pass such options to the program, after its name";
         return Err(Failure::new(Exit::Input, text));
@@ -25,8 +26,17 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     // The program may work in another folder.
     let output = std::path::absolute(&wanted.output)
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
-    make_room(&output)?;
-    let ended = wait_for(wanted, &output)?;
+    let earlier = make_room(&output)?;
+    let ended = match wait_for(wanted, &output) {
+        Ok(ended) => ended,
+        Err(failure) => {
+            // Nothing else can be done if that fails.
+            earlier.into_iter().for_each(|(file, aside)| _ = fs::rename(aside, file));
+            return Err(failure);
+        }
+    };
+    // What is left is no file of this run.
+    earlier.into_iter().for_each(|(_, aside)| _ = fs::remove_file(aside));
     let traces = traces(&output);
     if traces.is_empty() && ended.success() {
         let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
@@ -57,8 +67,8 @@ fn files(output: &Path) -> Vec<PathBuf> {
     files.filter(|file| fs::symlink_metadata(file).is_ok()).collect()
 }
 
-/// Removes the traces of an earlier run.
-fn make_room(output: &Path) -> Result<(), Failure> {
+/// Renames the traces of an earlier run. Returns their names, and what they are called until the program has begun.
+fn make_room(output: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Failure> {
     let earlier = files(output);
     for file in &earlier {
         let is_trace = fs::symlink_metadata(file)
@@ -68,15 +78,22 @@ fn make_room(output: &Path) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Input, text));
         }
     }
-    for file in &earlier {
-        fs::remove_file(file).map_err(|error| {
+    let mut renamed = Vec::new();
+    for file in earlier {
+        let mut aside = file.clone().into_os_string();
+        aside.push(".earlier");
+        let aside = PathBuf::from(aside);
+        fs::rename(&file, &aside).map_err(|error| {
             Failure::caused_by(Exit::Io, format!("cannot replace {}", file.display()), error)
         })?;
+        renamed.push((file, aside));
     }
     // Whether the program could write there.
     let tried = fs::File::create_new(output).and_then(|_| fs::remove_file(output));
-    tried
-        .map_err(|error| Failure::caused_by(Exit::Input, format!("cannot write {}", output.display()), error))
+    tried.map_err(|error| {
+        Failure::caused_by(Exit::Input, format!("cannot write {}", output.display()), error)
+    })?;
+    Ok(renamed)
 }
 
 fn wait_for(wanted: &args::Trace, output: &Path) -> Result<ExitStatus, Failure> {

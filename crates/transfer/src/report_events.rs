@@ -329,13 +329,16 @@ pub(crate) fn chunk(id: TransferId, offset: usize, bytes: usize, event: ChunkEve
 
 #[cold]
 pub(crate) fn dependency_failed(id: Option<TransferId>, error: &Error) {
-    tracing::debug!(
-        name: events::DEPENDENCY_FAILED,
-        target: events::STAGING,
-        transfer = number(id),
-        %error,
-        "earlier work failed"
-    );
+    // A subscriber that panics ends no transfer.
+    let _panic = catch_panic(|| {
+        tracing::debug!(
+            name: events::DEPENDENCY_FAILED,
+            target: events::STAGING,
+            transfer = number(id),
+            %error,
+            "earlier work failed"
+        );
+    });
 }
 
 #[cold]

@@ -178,6 +178,9 @@ fn full_disk_leaves_the_earlier_file() {
     assert!(text.contains("not kept: cannot write the calibration"), "{text}");
     assert_eq!(fs::read(&file).unwrap(), before);
     assert_eq!(files(cache.path()).len(), 1, "no part of the new one is left");
+    // A named file is what the user wants.
+    let named = [&["--calibration", "/proc/calibration.json"], &QUICK[..]].concat();
+    cached(cache.path(), &named).failed(5, &["measured in", "the calibration was not kept"]);
 }
 
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]

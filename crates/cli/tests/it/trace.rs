@@ -131,7 +131,15 @@ fn only_traces_are_replaced_and_options_of_devices_refused() {
     fs::write(&other, "").unwrap();
     trace(&other, &[THIS, "devices"]).failed(2, &["other.2.pftrace is no trace"]);
     assert!(fs::read(&other).unwrap().is_empty());
+    // Nor where there is nothing to record.
+    fs::remove_file(&numbered).unwrap();
+    trace(&other, &["/nonexistent/program"]).failed(2, &["cannot run"]);
+    assert!(fs::read(&other).unwrap().is_empty());
     trace(&folder.path().join("not/there"), &[THIS, "devices"]).failed(2, &["cannot write"]);
     transload(&["trace"]).failed(2, &["COMMAND"]);
     transload(&["--costs", "a.json", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);
+    #[cfg(feature = "sim")]
+    transload(&["--simulate-memory", "1GiB", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
+    transload(&["--wgpu", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);
 }

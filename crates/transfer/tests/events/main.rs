@@ -390,6 +390,23 @@ fn failed_dependency_is_reported_and_the_transfer_completes() {
 }
 
 #[test]
+fn subscriber_that_panics_at_a_failed_dependency_ends_no_transfer() {
+    record_panicking(events::DEPENDENCY_FAILED, || {
+        let (manager, backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        let queue = backend.lease_queue(MOCK, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        backend.fail_next(ErrorKind::Device);
+        let other = pair(&manager, 64);
+        let operation = Operation::Copy { src: &other.0, dst: &other.1 };
+        let failing = submit(&*queue, &operation, Timing::Off).unwrap();
+        // By a task: a thread that waits would copy by itself.
+        let copy = manager.copy(&src, &dst).after(&failing).method(TransferMethod::HostStaged);
+        pollster::block_on(copy.into_future()).unwrap();
+        manager.drain().unwrap();
+    });
+}
+
+#[test]
 fn deferred_and_blocked_submissions_keep_their_id() {
     let records = record(|| {
         let (manager, _) = manager(Mock::default());
