@@ -1,6 +1,7 @@
 //! Many copies at once: checked together, grouped by path, and each group submitted as one piece of work where a method can.
 
 mod builder;
+mod choose;
 mod groups;
 mod list;
 mod outcome;
