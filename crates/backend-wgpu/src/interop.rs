@@ -23,7 +23,9 @@ impl WgpuBackend {
     }
 
     /// Returns wgpu's handle of the whole allocation of a buffer of device or mapped memory, for bind groups: a slice is bound by its
-    /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. The memory lives as long as the handle.
+    /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. Each call
+    /// returns the same handle, of which wgpu orders the uses, unless it was destroyed. The memory lives as long as a handle, and is counted; that of
+    /// `CudaInterop` is Vulkan's alone once its buffers are dropped, and not counted any more.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for memory that is not device or mapped memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu

@@ -50,7 +50,7 @@ unsafe impl Send for ImportedMemory {}
 impl ImportedMemory {
     pub(super) fn new(device: &CudaDevice, vulkan: &Arc<Shared>) -> Result<Self> {
         let _bound = device.context()?.enter().map_err(lift)?;
-        let (descriptor, bytes) = vulkan.memory.export()?;
+        let (descriptor, bytes) = vulkan.memory.memory().export()?;
         let description = CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
             type_: sys::CUexternalMemoryHandleType_enum::CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
             handle: sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st__bindgen_ty_1 { fd: descriptor.0 },

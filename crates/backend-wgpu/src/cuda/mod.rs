@@ -24,7 +24,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager, lift};
 use self::{imported::ImportedMemory, order::Order, shared::Shared};
 use crate::{
     WgpuBackend,
-    vulkan::{DeviceState, Memory, as_vulkan},
+    vulkan::{DeviceState, Handled, Memory, as_vulkan},
 };
 
 pub(crate) use self::{
@@ -189,7 +189,7 @@ fn allocate_shared(
         Err(error) if error.kind() == ErrorKind::OutOfMemory && device.reclaim() => allocate(),
         other => other,
     };
-    let shared = Arc::new(Shared { memory: Arc::new(allocated?), order });
+    let shared = Arc::new(Shared { memory: Arc::new(Handled::new(allocated?)), order });
     let imported = ImportedMemory::new(memory.device(), &shared)?;
     // SAFETY: the memory is imported until its owner is dropped, nothing uses it yet, and all work on it is ordered by the table of the
     // buffer and its aliases. The host cannot address it.

@@ -17,12 +17,12 @@ use transload_streams::ExternalTimeline;
 use super::order::Order;
 use crate::{
     api::ApiDevice,
-    vulkan::{DeviceState, Memory, WgpuQueue, as_vulkan, memory_of},
+    vulkan::{DeviceState, Handled, Memory, WgpuQueue, as_vulkan, memory_of},
 };
 
 /// Memory of Vulkan that CUDA has imported, until the import has ended.
 pub(crate) struct Shared {
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<Handled>,
     /// `None` where the host waits.
     pub(super) order: Option<Arc<Mutex<Order>>>,
 }
@@ -107,7 +107,7 @@ impl SharedUses {
         let mut after = device.copied();
         let awaited = signal.as_ref().map(|signal| signal.awaited);
         after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
-        let memories: Vec<_> = shared.iter().map(|shared| &*shared.memory).collect();
+        let memories: Vec<_> = shared.iter().map(|shared| shared.memory.memory()).collect();
         // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
         // facts that this folder relies on.
         let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) };

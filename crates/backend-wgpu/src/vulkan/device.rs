@@ -12,7 +12,7 @@ use transload_core::{
 
 #[cfg(feature = "cuda")]
 use super::SharedStorage;
-use super::{DeviceState, Waits, costs, queue::WgpuQueue, storage::memory_of};
+use super::{DeviceState, Waits, costs, queue::WgpuQueue, storage::handled_of};
 use crate::api::{ApiDevice, Submitted, read};
 
 impl ApiDevice for DeviceState {
@@ -84,8 +84,8 @@ impl ApiDevice for DeviceState {
     }
 
     fn wgpu_buffer(&self, buffer: &RawBuffer) -> Option<Result<wgpu::Buffer>> {
-        let memory = memory_of(buffer).filter(|memory| memory.is_of(&self.queue.vulkan))?;
-        Some(self.queue.vulkan.wgpu_buffer(memory, buffer.clone()))
+        let handled = handled_of(buffer).filter(|handled| handled.memory().is_of(&self.queue.vulkan))?;
+        Some(handled.wgpu_buffer())
     }
 
     #[cfg(feature = "cuda")]

@@ -9,7 +9,8 @@ use std::{
 };
 
 use ash::vk;
-use transload_core::{Error, ErrorKind, RawBuffer, Result, catch_panic, events::report};
+use parking_lot::Mutex;
+use transload_core::{Error, ErrorKind, Result, catch_panic, events::report, mutant};
 use wgpu::hal;
 
 use super::{
@@ -21,24 +22,50 @@ impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
         &self.wgpu_device
     }
+}
 
-    /// Returns wgpu's handle of an allocation, which keeps it alive.
+/// Memory with wgpu's handle of it. There is one: wgpu orders the uses of each handle apart from those of others.
+pub(crate) struct Handled {
+    memory: Arc<Memory>,
+    /// Keeps the memory, not this.
+    handle: Mutex<Option<wgpu::Buffer>>,
+}
+
+impl Handled {
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self { memory: Arc::new(memory), handle: Mutex::default() }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Returns the handle, which keeps the memory alive: a new one if there is none, or its user has destroyed it.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`] if wgpu allows no such buffer.
-    pub(crate) fn wgpu_buffer(&self, memory: &Memory, owner: RawBuffer) -> Result<wgpu::Buffer> {
-        if let Some(buffer) = &memory.adopted {
+    pub(super) fn wgpu_buffer(&self) -> Result<wgpu::Buffer> {
+        if let Some(buffer) = &self.memory.adopted {
             return Ok(buffer.clone());
         }
-        let size = memory.size();
-        let most = self.wgpu_device.limits().max_buffer_size;
+        let mut handle = self.handle.lock();
+        let usable = handle.take().filter(|handle| !is_destroyed(handle) && !mutant!("wgpu/one-handle"));
+        let buffer = usable.map_or_else(|| self.new_handle(), Ok)?;
+        *handle = Some(buffer.clone());
+        Ok(buffer)
+    }
+
+    fn new_handle(&self) -> Result<wgpu::Buffer> {
+        let (size, vulkan) = (self.memory.size(), &self.memory.vulkan);
+        let most = vulkan.wgpu_device.limits().max_buffer_size;
         if size > most {
-            let text = format!("a wgpu buffer of {} has at most {most} bytes, not {size}", self.id);
+            let text = format!("a wgpu buffer of {} has at most {most} bytes, not {size}", vulkan.id);
             return Err(Error::new(ErrorKind::OutOfRange, text));
         }
-        // SAFETY: the handle lives as long as the owner, which wgpu keeps until it does not use the buffer any more.
+        let kept = Arc::clone(&self.memory);
+        // SAFETY: the buffer lives as long as what is kept, which wgpu drops once it does not use the buffer any more.
         let lower = unsafe {
-            hal::vulkan::Buffer::from_raw_externally_owned(memory.buffer(), Box::new(move || drop(owner)))
+            hal::vulkan::Buffer::from_raw_externally_owned(self.memory.buffer(), Box::new(move || drop(kept)))
         };
         let descriptor = wgpu::BufferDescriptor {
             label: None,
@@ -48,8 +75,14 @@ impl Vulkan {
         };
         // SAFETY: it is a buffer of this device with this size, which is not 0, and these usages. Its content is what the driver gave:
         // wgpu never shows it to the host, and shaders may read any bytes.
-        Ok(unsafe { self.wgpu_device.create_buffer_from_hal::<hal::api::Vulkan>(lower, &descriptor) })
+        Ok(unsafe { vulkan.wgpu_device.create_buffer_from_hal::<hal::api::Vulkan>(lower, &descriptor) })
     }
+}
+
+/// Returns whether wgpu has destroyed a buffer, which it does also if it loses the device.
+pub(super) fn is_destroyed(buffer: &wgpu::Buffer) -> bool {
+    // SAFETY: nothing is destroyed.
+    unsafe { buffer.as_hal::<hal::api::Vulkan>() }.is_none()
 }
 
 impl Vulkan {

@@ -13,7 +13,7 @@ use transload_core::{
 
 use wgpu::hal;
 
-use super::{Vulkan, blocks, error_of, types::types_of};
+use super::{Vulkan, blocks, error_of, handles::is_destroyed, storage::Counted, types::types_of};
 
 /// The kind of handles by which other APIs import memory.
 pub(super) const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
@@ -52,6 +52,8 @@ pub(crate) struct Memory {
     is_exported: bool,
     /// What the buffer and its memory belong to, if they are of a framework.
     pub(super) adopted: Option<wgpu::Buffer>,
+    /// Dropped once it is freed.
+    pub(super) counted: Option<Counted>,
 }
 
 // SAFETY: handles and the address of mapped memory, which any thread may use.
@@ -116,6 +118,7 @@ impl Memory {
             address: None,
             is_exported,
             adopted: None,
+            counted: None,
         };
         // SAFETY: the buffer is one of this device.
         let needs = unsafe { vulkan.raw.get_buffer_memory_requirements(buffer) };
@@ -181,6 +184,7 @@ impl Memory {
             address: None,
             is_exported: false,
             adopted: Some(buffer.clone()),
+            counted: None,
         })
     }
 
@@ -205,11 +209,7 @@ impl Memory {
 
     /// Returns whether wgpu has destroyed the buffer, which it does also if it loses the device.
     pub(crate) fn is_destroyed(&self) -> bool {
-        let is_alive = |buffer: &wgpu::Buffer| {
-            // SAFETY: nothing is destroyed.
-            unsafe { buffer.as_hal::<hal::api::Vulkan>() }.is_some()
-        };
-        self.adopted.as_ref().is_some_and(|buffer| !is_alive(buffer))
+        self.adopted.as_ref().is_some_and(is_destroyed)
     }
 
     /// Returns its bytes, rounded up.

@@ -50,6 +50,7 @@ pub(crate) use device::as_vulkan;
 #[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
 pub(crate) use gate::Waits;
+pub(crate) use handles::Handled;
 pub(crate) use memory::Memory;
 pub(crate) use open::{adopt, find_loader, open, uuid};
 use properties::Properties;

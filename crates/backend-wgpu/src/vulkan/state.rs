@@ -216,8 +216,7 @@ impl DeviceState {
     /// Takes a buffer of wgpu.
     pub(crate) fn adopt(&self, buffer: &wgpu::Buffer) -> Result<RawBuffer> {
         let memory = Memory::adopt(&self.queue.vulkan, buffer)?;
-        let bytes = usize::try_from(memory.size()).unwrap_or(usize::MAX);
-        let storage = WgpuStorage::new(memory, MemoryKind::Device, bytes, &self.counters);
+        let storage = WgpuStorage::adopt(memory, &self.counters);
         Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
     }
 

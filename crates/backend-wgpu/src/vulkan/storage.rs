@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Result, Storage};
 
-use super::{Memory, Vulkan};
+use super::{Handled, Memory, Vulkan};
 
 /// Live allocations of one device.
 #[derive(Debug, Default)]
@@ -24,14 +24,38 @@ pub(crate) struct Counters {
     pub(crate) adopted: AtomicU64,
 }
 
+/// The counts of an allocation, until they are dropped.
+pub(super) struct Counted {
+    counters: Arc<Counters>,
+    bytes: u64,
+    device_bytes: u64,
+    adopted: u64,
+}
+
+impl Counted {
+    fn new(counters: &Arc<Counters>, bytes: u64, device_bytes: u64, adopted: u64) -> Self {
+        counters.allocations.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        counters.device_bytes.fetch_add(device_bytes, Ordering::Relaxed);
+        counters.adopted.fetch_add(adopted, Ordering::Relaxed);
+        Self { counters: Arc::clone(counters), bytes, device_bytes, adopted }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.counters.adopted.fetch_sub(self.adopted, Ordering::Relaxed);
+        self.counters.device_bytes.fetch_sub(self.device_bytes, Ordering::Relaxed);
+        self.counters.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.counters.allocations.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// Memory of a device, or host memory for it, counted until it is freed.
 pub(crate) struct WgpuStorage {
-    memory: Memory,
+    memory: Handled,
     kind: MemoryKind,
     len: usize,
-    /// The part of `len` that counts as the device's.
-    device_bytes: u64,
-    counters: Arc<Counters>,
 }
 
 impl WgpuStorage {
@@ -43,30 +67,37 @@ impl WgpuStorage {
         len: usize,
         counters: &Arc<Counters>,
     ) -> Result<Self> {
-        let mut storage = Self::new(Memory::allocate(vulkan, kind, len)?, kind, len, counters);
-        if kind == MemoryKind::Device {
-            storage.device_bytes = len as u64;
-            counters.device_bytes.fetch_add(len as u64, Ordering::Relaxed);
-        }
-        Ok(storage)
+        let memory = Memory::allocate(vulkan, kind, len)?;
+        let device_bytes = if kind == MemoryKind::Device { len as u64 } else { 0 };
+        Ok(Self::new(memory, kind, len, Counted::new(counters, len as u64, device_bytes, 0)))
     }
 
-    pub(crate) fn new(memory: Memory, kind: MemoryKind, len: usize, counters: &Arc<Counters>) -> Self {
-        counters.allocations.fetch_add(1, Ordering::Relaxed);
-        counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        counters.adopted.fetch_add(u64::from(memory.is_adopted()), Ordering::Relaxed);
-        Self { memory, kind, len, device_bytes: 0, counters: Arc::clone(counters) }
+    /// Takes a framework's buffer.
+    pub(crate) fn adopt(memory: Memory, counters: &Arc<Counters>) -> Self {
+        let counted = Counted::new(counters, memory.size(), 0, 1);
+        let len = usize::try_from(memory.size()).unwrap_or(usize::MAX);
+        Self::new(memory, MemoryKind::Device, len, counted)
+    }
+
+    fn new(mut memory: Memory, kind: MemoryKind, len: usize, counted: Counted) -> Self {
+        memory.counted = Some(counted);
+        Self { memory: Handled::new(memory), kind, len }
     }
 
     pub(crate) fn memory(&self) -> &Memory {
-        &self.memory
+        self.memory.memory()
     }
 }
 
 /// Returns the Vulkan memory of a buffer, of any device.
 pub(crate) fn memory_of(buffer: &RawBuffer) -> Option<&Memory> {
+    handled_of(buffer).map(Handled::memory)
+}
+
+/// Returns the same with wgpu's handle.
+pub(super) fn handled_of(buffer: &RawBuffer) -> Option<&Handled> {
     let storage = buffer.storage()?.as_any();
-    let own = storage.downcast_ref::<WgpuStorage>().map(WgpuStorage::memory);
+    let own = storage.downcast_ref::<WgpuStorage>().map(|storage| &storage.memory);
     #[cfg(feature = "cuda")]
     let own = own.or_else(|| storage.downcast_ref::<SharedStorage>().map(|shared| &*shared.memory));
     own
@@ -75,13 +106,13 @@ pub(crate) fn memory_of(buffer: &RawBuffer) -> Option<&Memory> {
 /// Device memory that another API has imported, which keeps and counts it: the storage of an alias of that API's buffer.
 #[cfg(feature = "cuda")]
 pub(crate) struct SharedStorage {
-    memory: Arc<Memory>,
+    memory: Arc<Handled>,
     len: usize,
 }
 
 #[cfg(feature = "cuda")]
 impl SharedStorage {
-    pub(crate) fn new(memory: &Arc<Memory>, len: usize) -> Self {
+    pub(crate) fn new(memory: &Arc<Handled>, len: usize) -> Self {
         Self { memory: Arc::clone(memory), len }
     }
 }
@@ -90,7 +121,7 @@ impl SharedStorage {
 #[cfg(feature = "cuda")]
 unsafe impl Storage for SharedStorage {
     fn place(&self) -> Place {
-        Place::new(self.memory.device(), MemoryKind::Device)
+        Place::new(self.memory.memory().device(), MemoryKind::Device)
     }
 
     fn len(&self) -> usize {
@@ -115,7 +146,7 @@ unsafe impl Storage for SharedStorage {
 // changes afterwards.
 unsafe impl Storage for WgpuStorage {
     fn place(&self) -> Place {
-        let owner = if self.kind == MemoryKind::Device { self.memory.device() } else { DeviceId::Cpu };
+        let owner = if self.kind == MemoryKind::Device { self.memory().device() } else { DeviceId::Cpu };
         Place::new(owner, self.kind)
     }
 
@@ -124,23 +155,14 @@ unsafe impl Storage for WgpuStorage {
     }
 
     fn host_address(&self) -> Option<NonNull<u8>> {
-        self.memory.address().filter(|_| self.kind.is_host_visible())
+        self.memory().address().filter(|_| self.kind.is_host_visible())
     }
 
     fn mapped_address(&self) -> Option<NonNull<u8>> {
-        self.memory.address().filter(|_| self.kind.is_host_visible() || self.memory.vulkan.maps_device)
+        self.memory().address().filter(|_| self.kind.is_host_visible() || self.memory().vulkan.maps_device)
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Drop for WgpuStorage {
-    fn drop(&mut self) {
-        self.counters.adopted.fetch_sub(u64::from(self.memory.is_adopted()), Ordering::Relaxed);
-        self.counters.device_bytes.fetch_sub(self.device_bytes, Ordering::Relaxed);
-        self.counters.bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
-        self.counters.allocations.fetch_sub(1, Ordering::Release);
     }
 }

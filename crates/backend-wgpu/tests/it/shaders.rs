@@ -56,18 +56,26 @@ pub(crate) fn doubling(
     pipeline: &wgpu::ComputePipeline,
     handle: &wgpu::Buffer,
 ) -> wgpu::CommandBuffer {
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    encode_doubling(&mut encoder, device, pipeline, handle);
+    encoder.finish()
+}
+
+fn encode_doubling(
+    encoder: &mut wgpu::CommandEncoder,
+    device: &wgpu::Device,
+    pipeline: &wgpu::ComputePipeline,
+    handle: &wgpu::Buffer,
+) {
     let bindings = device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
         layout: &pipeline.get_bind_group_layout(0),
         entries: &[wgpu::BindGroupEntry { binding: 0, resource: handle.as_entire_binding() }],
     });
-    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
     pass.set_pipeline(pipeline);
     pass.set_bind_group(0, &bindings, &[]);
     pass.dispatch_workgroups(256, 1, 1);
-    drop(pass);
-    encoder.finish()
 }
 
 #[test]
@@ -105,6 +113,39 @@ fn run_in_order(setup: Setup) {
     // wgpu drops what its last submission used.
     setup.backend.device(setup.device).unwrap().poll(wgpu::PollType::wait_indefinitely()).unwrap();
     setup.assert_empty();
+}
+
+/// wgpu orders what is done by one handle. The validation layer sees it if the passes do not wait.
+#[test]
+fn passes_of_one_submission_by_handles_asked_for_twice_are_in_order() {
+    let Some(setup) = setup() else { return };
+    let device = setup.backend.device(setup.device).unwrap();
+    let (queue, pipeline) = (setup.queue(), pipeline(device));
+    let numbers = setup.allocate(MemoryKind::Device, MIB);
+    copy(&queue, &setup.filled(MemoryKind::Pinned, MIB, 1), &numbers);
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    let slice = numbers.slice(16..32).unwrap();
+    let handles = [&numbers, &slice, &numbers].map(|buffer| setup.backend.buffer(buffer).unwrap());
+    handles.iter().for_each(|handle| encode_doubling(&mut encoder, device, &pipeline, handle));
+    setup.backend.submit(setup.device, [encoder.finish()], &[(&numbers, Access::Write)]).unwrap();
+    let back = setup.filled(MemoryKind::Pageable, MIB, 0);
+    copy(&queue, &numbers, &back).wait().unwrap();
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 8));
+    assert!(handles.iter().all(|handle| *handle == handles[0]));
+}
+
+#[test]
+fn handle_that_was_destroyed_is_replaced() {
+    let Some(setup) = setup().filter(|_| std::env::var_os(DEVICES).is_none()) else { return };
+    let (queue, pipeline) = (setup.queue(), pipeline(setup.backend.device(setup.device).unwrap()));
+    let numbers = setup.allocate(MemoryKind::Device, 64);
+    copy(&queue, &setup.filled(MemoryKind::Pinned, 64, 1), &numbers);
+    setup.backend.buffer(&numbers).unwrap().destroy();
+    let commands = double(&setup, &pipeline, &numbers);
+    setup.backend.submit(setup.device, [commands], &[(&numbers, Access::Write)]).unwrap();
+    let back = setup.filled(MemoryKind::Pageable, 64, 0);
+    copy(&queue, &numbers, &back).wait().unwrap();
+    assert_eq!(*back.read().unwrap(), [2; 64]);
 }
 
 #[test]
