@@ -195,3 +195,7 @@ pub(super) fn lost_flag(device: &wgpu::Device) -> Arc<AtomicBool> {
     });
     flag
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/handles.rs"]
+mod tests;

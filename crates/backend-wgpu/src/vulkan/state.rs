@@ -10,7 +10,7 @@ use std::{
 
 use transload_core::{
     DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
-    ResourceCounts, Result, SinkSlot, events::report, mutant,
+    ResourceCounts, Result, SinkSlot, catch_panic, events::report, mutant,
 };
 
 use super::{
@@ -231,9 +231,21 @@ impl DeviceState {
         #[cfg(not(feature = "cuda"))]
         let is_released = false;
         let _of_others = self.reclaimer.drain_where(|fence| fence.timeline().device() == self.id());
+        self.poll_wgpu();
         blocks.trim();
         let after = bytes();
         is_released || after.0 < before.0 || after.1 < before.1
+    }
+
+    /// Has wgpu drop what its complete submissions used: it keeps that of the last one until the next.
+    fn poll_wgpu(&self) {
+        if self.queue.refuse_callback().is_err() || mutant!("wgpu/polls-wgpu") {
+            return;
+        }
+        // It panics if it finds the device lost, and callbacks of its user may.
+        if let Err(panicked) = catch_panic(|| self.queue.vulkan.wgpu_device().poll(wgpu::PollType::Poll)) {
+            report::call_failed("wgpu's poll", self.id(), &panicked);
+        }
     }
 
     /// Adds the counts of what is alive.
@@ -258,6 +270,7 @@ impl DeviceState {
         let outcome = self.between.get().map_or(Ok(()), |between| between.drain()).and(outcome);
         // Also after a loss.
         let freed = self.reclaimer.drain();
+        self.poll_wgpu();
         self.queue.vulkan.blocks.trim();
         match outcome.and(freed) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
@@ -287,6 +300,8 @@ impl Drop for DeviceState {
             }
         }
         self.queue.block_until(self.queue.enqueued());
+        // It may have buffers, whose memory keeps the device.
+        self.poll_wgpu();
     }
 }
 

@@ -115,7 +115,6 @@ impl Shared {
     pub(crate) fn finish(self) {
         let Self { setup, test, memory, manager, stream, interop, pipeline } = self;
         drop((stream, interop, pipeline));
-        setup.backend.device(setup.device).unwrap().poll(wgpu::PollType::wait_indefinitely()).unwrap();
         manager.drain().unwrap();
         assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         setup.assert_empty();
@@ -263,13 +262,6 @@ fn dropped_handles_are_not_kept_beyond_the_work() {
         drop((ours, theirs));
         fence.wait().unwrap();
     }
-    shared
-        .setup
-        .backend
-        .device(shared.setup.device)
-        .unwrap()
-        .poll(wgpu::PollType::wait_indefinitely())
-        .unwrap();
     assert_eq!(shared.setup.backend.resource_counts().pending_free, 0);
     shared.finish();
 }
