@@ -33,9 +33,9 @@ struct Before {
     by: TimelineId,
     semaphore: ExternalSemaphore,
     vulkan: Arc<Semaphore>,
-    /// The last value that was signalled.
+    /// The last value that was signalled, or may be.
     value: u64,
-    /// The point of the submission that waits for it; `u64::MAX` until that is known.
+    /// The point of the submission that waits for it; `u64::MAX` until that is known, and for good if there is none.
     point: u64,
 }
 
@@ -94,10 +94,13 @@ impl Order {
             }
         };
         let Some(before) = self.before.get_mut(index) else { return Ok(None) };
-        if !before.semaphore.signal_after(fence, before.value + 1)? {
+        let earlier = (before.by, before.value, before.point);
+        // Also if the call fails: it may have enqueued the signal, and each value is signalled once.
+        (before.by, before.value, before.point) = (by, before.value + 1, u64::MAX);
+        if !before.semaphore.signal_after(fence, before.value)? {
+            (before.by, before.value, before.point) = earlier;
             return Ok(None);
         }
-        (before.by, before.value, before.point) = (by, before.value + 1, u64::MAX);
         Ok(Some(Signal { index, after: fence.clone(), awaited: before.vulkan.at(before.value) }))
     }
 
@@ -128,3 +131,7 @@ impl Drop for Order {
         self.queue.block_until(last.min(self.queue.enqueued()));
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/signals.rs"]
+mod tests;

@@ -87,7 +87,7 @@ impl ExternalSemaphore {
     /// fence of that yet.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's. The signal may be enqueued even so.
     pub fn signal_after(&self, fence: &Fence, value: u64) -> Result<bool> {
         let Some(stream) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {
             return Ok(false);
