@@ -72,7 +72,8 @@ impl WgpuBackend {
     }
 
     /// Returns a fence of everything that was submitted to the device's queue until now, also by the framework whose
-    /// [device](crate::WgpuBackendConfig::with_device) it is. Later work on the buffers in `uses` comes after it, on any queue.
+    /// [device](crate::WgpuBackendConfig::with_device) it is, with what that has had its queue write ([`wgpu::Queue::write_buffer`]). Later work on
+    /// the buffers in `uses` comes after it, on any queue.
     ///
     /// A framework that submits commands itself calls it afterwards, with the buffers that they use: copies of other queues would not wait
     /// for them, nor those in chunks or by way of the host, and the host would not learn when they are complete. Before, it waits for the

@@ -117,6 +117,10 @@ impl ApiDevice for DeviceState {
         match commands {
             Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
+            // What a framework has had wgpu's queue write is a part of wgpu's next submission.
+            None if self.queue.vulkan.is_shared && !mutant!("wgpu/fence-after-writes") => {
+                self.queue.submit_wgpu(Vec::new(), self.copied(), commit)?;
+            }
             // SAFETY: there are no commands.
             None => commit(unsafe { self.queue.submit(&[], &[]) }?),
         }

@@ -123,6 +123,20 @@ fn fence_is_complete_after_what_the_framework_submitted() {
     }
 }
 
+/// wgpu keeps them for its next submission.
+#[test]
+fn fence_is_complete_after_what_the_framework_writes_by_its_queue() {
+    for framework in frameworks() {
+        let setup = framework.adopted();
+        let buffer = framework.buffer(64);
+        let (there, back) = (setup.adopt(&buffer), setup.filled(MemoryKind::Pageable, 64, 0));
+        framework.queue.write_buffer(&buffer, 0, &[7; 64]);
+        setup.backend.fence(setup.device, &[(&there, Access::Write)]).unwrap();
+        copy(&setup.queue(), &there, &back).wait().unwrap();
+        assert_eq!(*back.read().unwrap(), [7; 64]);
+    }
+}
+
 #[test]
 fn framework_submits_while_other_threads_copy() {
     for framework in frameworks() {
