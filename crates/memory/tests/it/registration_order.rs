@@ -215,7 +215,7 @@ fn registration_that_stays_does_not_wait_for_the_others_to_end() {
     let memory: Arc<CudaMemoryManager> = Arc::new(memory);
     let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
     let buffers = [(); 2].map(|()| heap(100_000, true).0);
-    let stayed: Arc<Mutex<Option<(RawBuffer, Arc<Asked>)>>> = Arc::default();
+    let stayed = Arc::new(Mutex::new(None::<(RawBuffer, Arc<Asked>)>));
     let (sender, receiver) = channel();
     let all_asked = buffers.each_ref().map(|buffer| {
         drop(cache.register(buffer).unwrap());
