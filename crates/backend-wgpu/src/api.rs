@@ -6,9 +6,10 @@ use std::{
 };
 
 use transload_core::{
-    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
-    StreamPriority,
+    DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer,
+    ResourceCounts, Result, SinkSlot, StreamPriority, catch_panic,
 };
+use wgpu::ErrorFilter;
 
 /// Most bytes that are read at once.
 const READ: u64 = 4 << 20;
@@ -123,4 +124,34 @@ pub(crate) fn read(device: &wgpu::Device, buffer: &wgpu::Buffer, bytes: u64) -> 
         encoder.copy_buffer_to_buffer(buffer, offset, &to, 0, part.min(bytes - offset));
     }
     encoder.finish()
+}
+
+/// Calls wgpu, none of whose errors reaches the handler of a device's user, and returns the first one of them beside the value.
+///
+/// # Errors
+/// [`ErrorKind::Interrupted`] if it panics.
+pub(crate) fn in_scopes<T>(
+    device: &wgpu::Device,
+    call: impl FnOnce() -> T,
+) -> Result<(T, Option<wgpu::Error>)> {
+    catch_panic(|| {
+        // Dropped in the reverse order, also by a panic.
+        let internal = device.push_error_scope(ErrorFilter::Internal);
+        let memory = device.push_error_scope(ErrorFilter::OutOfMemory);
+        let invalid = device.push_error_scope(ErrorFilter::Validation);
+        let value = call();
+        let mut error = pollster::block_on(invalid.pop());
+        error = pollster::block_on(memory.pop()).or(error);
+        (value, pollster::block_on(internal.pop()).or(error))
+    })
+}
+
+/// Returns what an error of wgpu says of a call.
+pub(crate) fn refused(device: DeviceId, error: wgpu::Error) -> Error {
+    let kind = match error {
+        wgpu::Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+        wgpu::Error::Validation { .. } => ErrorKind::InvalidArgument,
+        wgpu::Error::Internal { .. } => ErrorKind::Device,
+    };
+    Error::caused_by(kind, format!("wgpu refused a call for {device}"), error)
 }

@@ -110,7 +110,7 @@ impl SharedUses {
         let memories: Vec<_> = shared.iter().map(|shared| shared.memory.memory()).collect();
         // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
         // facts that this folder relies on.
-        let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) };
+        let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) }?;
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;
         device.queue.submit_wgpu(commands, after, |point| {

@@ -14,9 +14,12 @@ use parking_lot::{Mutex, MutexGuard, ReentrantMutex};
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, TimelineId, catch_panic, events::report, mutant, next_timeline_id,
 };
-use wgpu::{ErrorFilter, PollError, PollType};
+use wgpu::{PollError, PollType};
 
-use crate::wakers::Wakers;
+use crate::{
+    api::{in_scopes, refused},
+    wakers::Wakers,
+};
 
 /// How long a thread keeps the context of OpenGL from others.
 const SERIAL: Duration = Duration::from_millis(20);
@@ -167,24 +170,9 @@ impl Submissions {
     }
 
     fn in_scopes<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
-        let outcome = catch_panic(|| {
-            // Dropped in the reverse order, also by a panic.
-            let internal = self.device.push_error_scope(ErrorFilter::Internal);
-            let memory = self.device.push_error_scope(ErrorFilter::OutOfMemory);
-            let invalid = self.device.push_error_scope(ErrorFilter::Validation);
-            let value = call();
-            let mut error = pollster::block_on(invalid.pop());
-            error = pollster::block_on(memory.pop()).or(error);
-            (value, pollster::block_on(internal.pop()).or(error))
-        });
+        let outcome = in_scopes(&self.device, call);
         let (value, error) = outcome.inspect_err(|panicked| self.lose(panicked.clone()))?;
-        let Some(error) = error else { return Ok(value) };
-        let kind = match error {
-            wgpu::Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            wgpu::Error::Validation { .. } => ErrorKind::InvalidArgument,
-            wgpu::Error::Internal { .. } => ErrorKind::Device,
-        };
-        Err(Error::caused_by(kind, format!("wgpu refused a call for {}", self.id), error))
+        error.map_or(Ok(value), |error| Err(refused(self.id, error)))
     }
 
     /// Checks that wgpu has not given the device up. Then it says nothing, also not of a call that is wrong for any device.

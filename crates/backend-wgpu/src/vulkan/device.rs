@@ -100,11 +100,9 @@ impl ApiDevice for DeviceState {
         let storage = Self::adopt(self, buffer)?;
         self.refuse_callback()?;
         if !mutant!("wgpu/adopted-is-read") {
-            self.queue.submit_wgpu(
-                vec![read(self.wgpu_device(), buffer, buffer.size())],
-                Waits::new(),
-                drop,
-            )?;
+            let vulkan = &self.queue.vulkan;
+            let commands = vulkan.captured(|| read(vulkan.wgpu_device(), buffer, buffer.size()))?;
+            self.queue.submit_wgpu(vec![commands], Waits::new(), drop)?;
         }
         Ok(storage)
     }

@@ -97,11 +97,14 @@ impl Submissions {
 impl Vulkan {
     /// Returns commands that take exported buffers over from the other API, before commands that use them, and others that hand them back.
     ///
+    /// # Errors
+    /// wgpu's.
+    ///
     /// # Safety
     /// * The buffers are this device's, exported, each named once, and stay alive until the commands are complete.
     /// * Both are submitted together. From the first to the last of them nothing else writes what the commands use, nor uses what they write.
-    pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> [wgpu::CommandBuffer; 2] {
-        [true, false].map(|takes| {
+    pub(crate) unsafe fn hand_over(&self, buffers: &[&Memory]) -> Result<[wgpu::CommandBuffer; 2]> {
+        let record = |takes| {
             let whole = buffers.iter().map(|memory| (memory.buffer(), 0..memory.size()));
             let barriers = self.hand_over_ranges(whole, takes);
             let mut encoder =
@@ -118,6 +121,7 @@ impl Vulkan {
             // SAFETY: nothing is destroyed or ended.
             unsafe { encoder.as_hal_mut::<hal::api::Vulkan, _, _>(record) };
             encoder.finish()
-        })
+        };
+        self.captured(|| [true, false].map(record))
     }
 }

@@ -17,10 +17,20 @@ use super::{
     Memory, Submissions, Vulkan, error_of,
     gate::{self, Waits},
 };
+use crate::api::{in_scopes, refused};
 
 impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
         &self.wgpu_device
+    }
+
+    /// Calls wgpu, and returns the first error that it reports, of which a framework's handler hears nothing.
+    ///
+    /// # Errors
+    /// wgpu's; [`ErrorKind::Interrupted`] if it panics.
+    pub(super) fn captured<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
+        let (value, error) = in_scopes(&self.wgpu_device, call)?;
+        error.map_or(Ok(value), |error| Err(refused(self.id, error)))
     }
 }
 
@@ -43,7 +53,7 @@ impl Handled {
     /// Returns the handle, which keeps the memory alive: a new one if there is none, or its user has destroyed it.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] if wgpu allows no such buffer.
+    /// [`ErrorKind::OutOfRange`] if wgpu allows no such buffer; wgpu's.
     pub(super) fn wgpu_buffer(&self) -> Result<wgpu::Buffer> {
         if let Some(buffer) = &self.memory.adopted {
             return Ok(buffer.clone());
@@ -75,7 +85,9 @@ impl Handled {
         };
         // SAFETY: it is a buffer of this device with this size, which is not 0, and these usages. Its content is what the driver gave:
         // wgpu never shows it to the host, and shaders may read any bytes.
-        Ok(unsafe { vulkan.wgpu_device.create_buffer_from_hal::<hal::api::Vulkan>(lower, &descriptor) })
+        let make =
+            || unsafe { vulkan.wgpu_device.create_buffer_from_hal::<hal::api::Vulkan>(lower, &descriptor) };
+        vulkan.captured(make)
     }
 }
 
@@ -113,7 +125,7 @@ impl Submissions {
     /// until the point is reached.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), before `commit`; after it [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses them, or
+    /// Those of [`lock`](Self::lock), and of a call of wgpu, before `commit`; after it [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses them, or
     /// the loss of the device. The point is reached then, too.
     pub(crate) fn submit_wgpu(
         &self,
@@ -123,7 +135,7 @@ impl Submissions {
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
         if (self.vulkan.maps_device || self.vulkan.stores()) && self.vulkan.is_locked {
-            buffers.push(self.vulkan.show_to_host());
+            buffers.push(self.vulkan.captured(|| self.vulkan.show_to_host())?);
         }
         let mut state = self.lock()?;
         *self.vulkan.wgpu_thread.lock() = Some(thread::current().id());

@@ -10,12 +10,21 @@ use ash::vk;
 
 static MAPS: LazyLock<Mutex<BTreeMap<vk::Device, vk::PFN_vkMapMemory>>> = LazyLock::new(Mutex::default);
 static REFUSING: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
+static BUFFERS: LazyLock<Mutex<BTreeMap<vk::Device, vk::PFN_vkCreateBuffer>>> = LazyLock::new(Mutex::default);
+static WITHOUT_BUFFERS: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
 static FAILURES: Mutex<BTreeMap<vk::Queue, (usize, vk::Result)>> = Mutex::new(BTreeMap::new());
 
-/// Has the device's memory be mapped by way of this file.
+/// Has the device's memory be mapped, and its buffers be made, by way of this file.
 pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {
     MAPS.lock().unwrap().insert(device, functions.map_memory);
     functions.map_memory = map;
+    BUFFERS.lock().unwrap().insert(device, functions.create_buffer);
+    functions.create_buffer = create_buffer;
+}
+
+/// Has the driver be short of memory for buffers of the device, from now on.
+pub(crate) fn refuse_buffers(device: vk::Device) {
+    WITHOUT_BUFFERS.lock().unwrap().insert(device);
 }
 
 /// Has the driver refuse to map memory of the device, or stop that.
@@ -66,4 +75,20 @@ unsafe extern "system" fn map(
     let driver = MAPS.lock().unwrap()[&device];
     // SAFETY: the caller's promise; it is the driver's function.
     unsafe { driver(device, memory, offset, bytes, flags, address) }
+}
+
+/// # Safety
+/// * Those of `vkCreateBuffer`.
+unsafe extern "system" fn create_buffer(
+    device: vk::Device,
+    info: *const vk::BufferCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    buffer: *mut vk::Buffer,
+) -> vk::Result {
+    if WITHOUT_BUFFERS.lock().unwrap().contains(&device) {
+        return vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
+    }
+    let driver = BUFFERS.lock().unwrap()[&device];
+    // SAFETY: the caller's promise; it is the driver's function.
+    unsafe { driver(device, info, allocator, buffer) }
 }
