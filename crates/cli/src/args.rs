@@ -201,7 +201,6 @@ pub(crate) struct Trace {
 }
 
 impl Arguments {
-    /// Returns whether the software driver was requested.
     /// Returns whether an option says which devices there are.
     pub(crate) fn are_devices_chosen(&self) -> bool {
         let mut chosen = self.is_simulated();
@@ -216,6 +215,7 @@ impl Arguments {
         chosen
     }
 
+    /// Returns whether the software driver was requested.
     pub(crate) fn is_simulated(&self) -> bool {
         #[cfg(feature = "sim")]
         return self.simulation.simulate.is_some();

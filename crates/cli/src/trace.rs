@@ -27,16 +27,8 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     let output = std::path::absolute(&wanted.output)
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
     let earlier = make_room(&output)?;
-    let ended = match wait_for(wanted, &output) {
-        Ok(ended) => ended,
-        Err(failure) => {
-            // Nothing else can be done if that fails.
-            earlier.into_iter().for_each(|(file, aside)| _ = fs::rename(aside, file));
-            return Err(failure);
-        }
-    };
-    // What is left is no file of this run.
-    earlier.into_iter().for_each(|(_, aside)| _ = fs::remove_file(aside));
+    let ended = wait_for(wanted, &output)?;
+    earlier.remove();
     let traces = traces(&output);
     if traces.is_empty() && ended.success() {
         let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
@@ -67,8 +59,25 @@ fn files(output: &Path) -> Vec<PathBuf> {
     files.filter(|file| fs::symlink_metadata(file).is_ok()).collect()
 }
 
-/// Renames the traces of an earlier run. Returns their names, and what they are called until the program has begun.
-fn make_room(output: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Failure> {
+/// The traces of an earlier run: their names, and what they are called until the program has begun. Dropped, they have their names again.
+struct Earlier(Vec<(PathBuf, PathBuf)>);
+
+impl Earlier {
+    fn remove(mut self) {
+        // What is left is no file of this run.
+        self.0.drain(..).for_each(|(_, aside)| _ = fs::remove_file(aside));
+    }
+}
+
+impl Drop for Earlier {
+    fn drop(&mut self) {
+        // Nothing else can be done if that fails.
+        self.0.drain(..).for_each(|(file, aside)| _ = fs::rename(aside, file));
+    }
+}
+
+/// Renames the traces of an earlier run.
+fn make_room(output: &Path) -> Result<Earlier, Failure> {
     let earlier = files(output);
     for file in &earlier {
         let is_trace = fs::symlink_metadata(file)
@@ -78,15 +87,19 @@ fn make_room(output: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Failure> {
             return Err(Failure::new(Exit::Input, text));
         }
     }
-    let mut renamed = Vec::new();
+    let mut renamed = Earlier(Vec::new());
     for file in earlier {
         let mut aside = file.clone().into_os_string();
         aside.push(".earlier");
         let aside = PathBuf::from(aside);
+        if fs::symlink_metadata(&aside).is_ok() {
+            let text = format!("{} is in the way; remove it", aside.display());
+            return Err(Failure::new(Exit::Input, text));
+        }
         fs::rename(&file, &aside).map_err(|error| {
             Failure::caused_by(Exit::Io, format!("cannot replace {}", file.display()), error)
         })?;
-        renamed.push((file, aside));
+        renamed.0.push((file, aside));
     }
     // Whether the program could write there.
     let tried = fs::File::create_new(output).and_then(|_| fs::remove_file(output));

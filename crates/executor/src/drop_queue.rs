@@ -115,6 +115,9 @@ impl DropQueue {
     /// that only the user can end, such as a stream capture; [`ErrorKind::Io`](transload_core::ErrorKind::Io) if no thread starts.
     pub fn drain(&self) -> Result<()> {
         refuse_to_drain()?;
+        if let Some(left) = LEFT.get() {
+            left.shared.retry();
+        }
         let mut outcome = Ok(());
         let shared = &self.shared;
         loop {
@@ -175,9 +178,17 @@ impl Drop for Shared {
         if transload_core::mutant!("executor/values-outlive-their-queue") {
             return;
         }
-        for Pending { value, after } in ready.into_iter().chain(waiting.into_iter().map(|it| it.pending)) {
-            LEFT.get_or_init(DropQueue::default).push(value, after);
+        let left = ready.len() + waiting.len();
+        if left == 0 {
+            return;
         }
+        let DropQueue { shared } = LEFT.get_or_init(DropQueue::default);
+        let mut state = shared.state.lock();
+        state.ready.extend(ready);
+        state.ready.extend(waiting.into_iter().map(|waiting| waiting.pending));
+        state.left += left;
+        drop(state);
+        (0..left).for_each(|_| drop(shared.start_one()));
     }
 }
 
@@ -185,12 +196,11 @@ impl Shared {
     /// Requests threads for the values for which none started, and for those that the user held up.
     fn retry(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let _held = state.recheck_held();
-        let ready = state.ready.len();
+        let held = state.recheck_held();
+        // The others may have been requested already.
+        let others = (state.ready.len() - held).min(THREADS);
         drop(state);
-        for _ in 0..ready {
-            drop(self.start_one());
-        }
+        (0..held + others).for_each(|_| drop(self.start_one()));
     }
 
     /// Requests a thread for one value. If none starts, the value stays for the next request.

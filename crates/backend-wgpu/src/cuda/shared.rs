@@ -91,6 +91,11 @@ impl SharedUses {
                 let _over = fence.wait();
             }
         }
+        // Before CUDA is told to signal: it may fail.
+        let memories: Vec<_> = shared.iter().map(|shared| shared.memory.memory()).collect();
+        // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
+        // facts that this folder relies on.
+        let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) }?;
         let mut order = shared.iter().find_map(|shared| shared.order.as_ref()).map(|order| order.lock());
         let signal = match &mut order {
             Some(order) => {
@@ -107,10 +112,6 @@ impl SharedUses {
         let mut after = device.copied();
         let awaited = signal.as_ref().map(|signal| signal.awaited);
         after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
-        let memories: Vec<_> = shared.iter().map(|shared| shared.memory.memory()).collect();
-        // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
-        // facts that this folder relies on.
-        let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) }?;
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;
         device.queue.submit_wgpu(commands, after, |point| {

@@ -135,6 +135,10 @@ fn only_traces_are_replaced_and_options_of_devices_refused() {
     fs::remove_file(&numbered).unwrap();
     trace(&other, &["/nonexistent/program"]).failed(2, &["cannot run"]);
     assert!(fs::read(&other).unwrap().is_empty());
+    let kept = folder.path().join("other.pftrace.earlier");
+    fs::write(&kept, "mine").unwrap();
+    trace(&other, &[THIS, "devices"]).failed(2, &["other.pftrace.earlier is in the way"]);
+    assert_eq!((fs::read(&kept).unwrap(), fs::read(&other).unwrap()), (b"mine".to_vec(), Vec::new()));
     trace(&folder.path().join("not/there"), &[THIS, "devices"]).failed(2, &["cannot write"]);
     transload(&["trace"]).failed(2, &["COMMAND"]);
     transload(&["--costs", "a.json", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);

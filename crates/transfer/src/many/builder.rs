@@ -123,8 +123,8 @@ impl<'a> CopyManyBuilder<'a> {
     /// Says that the device has no other work meanwhile. Then the way is chosen by what lists take on an idle device, else by what they take, and
     /// delay kernels, beside others that compute, once a calibration has measured both. Before, short pieces of host memory are copied by a kernel only after `exclusive`, which reads or writes
     /// pinned memory in place: up to ten times faster than copy engines, but next to other kernels it would hold them up, and wait for them.
-    /// Kernels that copy both ways at once disturb each other: a list of 4 MiB or more goes as without `exclusive` while this manager
-    /// copies at least half as many bytes the other way over the device's link.
+    /// Kernels that copy both ways at once disturb each other: a list of 4 MiB or more that can go through device memory, or
+    /// has long pieces, goes as without `exclusive` while this manager copies at least half as many bytes the other way over the device's link.
     pub fn exclusive(mut self) -> Self {
         self.wanted.exclusive = true;
         self

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     attempt::{Deferral, Extras, NotSubmitted, TaskContext, is_the_callers},
-    built_in::through_device::LEAST_OPPOSED,
+    built_in::through_device::{LEAST_OPPOSED, SHORT},
     context::{ManagerContext, is_observed},
     methods::TransferRequest,
     planning::candidate::{CandidateInfo, Excluded, THROUGH_DEVICE, bit},
@@ -230,20 +230,23 @@ impl CrossBackendTransferManager {
             && cache
                 .opposite(registry, &input.path)
                 .is_some_and(|copies| copies.in_flight() >= input.bytes / 2);
-        let wanted = ListOptions { exclusive: wanted.exclusive && !is_opposed, ..wanted };
+        let exclusive = wanted.exclusive && !is_opposed;
         let mut in_order = None;
         let mut shortage: Option<(Error, Submission, Arc<CandidateInfo>)> = None;
         if (wanted.way.is_none() || is_wanted) && options.allows(TransferMethod::DirectCopy) {
             let mut known = || {
                 let lists = &cache.routes(registry, &input.path).ok()?.lists;
-                lists.is_faster_through_device(wanted.exclusive, (*count as u64, input.bytes))
+                lists.is_faster_through_device(exclusive, (*count as u64, input.bytes))
             };
             let rule = if is_wanted { Rule::Wanted } else { known().map_or(Rule::BuiltIn, Rule::Faster) };
-            if may_go_through_device(*count as u64, input, wanted.exclusive, rule) {
-                in_order = ordered(pieces.pairs()?, input, wanted.exclusive, rule);
+            if may_go_through_device(*count as u64, input, exclusive, rule) {
+                in_order = ordered(pieces.pairs()?, input, exclusive, rule);
             }
         }
-        let wanted = ListOptions { through_device: in_order.is_some(), ..wanted };
+        // Short pieces that cannot go so are still copied faster by a kernel than by engines.
+        let are_long = input.bytes > SHORT.saturating_mul(*count as u64);
+        let exclusive = wanted.exclusive && !(is_opposed && (in_order.is_some() || are_long));
+        let wanted = ListOptions { through_device: in_order.is_some(), exclusive, ..wanted };
         loop {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
                 let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;

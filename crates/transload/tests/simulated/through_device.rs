@@ -2,7 +2,7 @@
 
 use transload::{
     CopyManyBuilder, CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer,
-    Result,
+    Result, TransferMethod,
     backend::Pattern,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaStream},
@@ -292,7 +292,7 @@ fn exclusive_list_leaves_the_link_to_engines_while_as_much_goes_the_other_way() 
         let sim = SimDevice::builder().record_accesses(true).build();
         let manager = manager(sim).unwrap();
         let lists = |count| Lists::new(&manager, sim, MemoryKind::Pinned, (count, PIECE)).unwrap();
-        let (long, short, other) = (lists(LONG), lists(SHORT), lists(LONG));
+        let (long, short, other, apart) = (lists(LONG), lists(SHORT), lists(LONG), lists(2 * LONG));
         let goes_through = |list: &[(RawBuffer, RawBuffer)]| {
             manager.copy_many(list).exclusive().wait().unwrap().groups[0].through_device
         };
@@ -328,6 +328,10 @@ fn exclusive_list_leaves_the_link_to_engines_while_as_much_goes_the_other_way() 
                 };
                 assert_eq!(goes_through(list), expected, "up: {is_upload}, list: {by_list}, one of {share}");
                 assert!(!goes_through(few), "a short list");
+                let sparse = if is_upload { &apart.up } else { &apart.down };
+                let sparse: Vec<_> = sparse.iter().step_by(2).cloned().collect();
+                let report = manager.copy_many(&sparse).exclusive().wait().unwrap();
+                assert_eq!(report.groups[0].method, TransferMethod::ZeroCopy, "engines are slow for it");
                 let wanted = manager.copy_many(list).exclusive().way(ListWay::CopyKernel).wait().unwrap();
                 assert!(!wanted.groups[0].through_device, "a way that is wanted");
                 gate.open();
