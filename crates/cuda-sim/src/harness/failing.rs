@@ -38,12 +38,14 @@ pub fn fail_each_call(
             assert!(kinds.contains(&error.kind()), "call {nth}: {error:?}");
         }
         assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
+        let mut failed_drops = transload_cuda_sys::take_drop_errors();
         // Other threads may be about to free memory or to drop wakers.
         let end = Instant::now() + Duration::from_secs(30);
         while failed_drops.is_empty() && !sim.live_objects().is_empty() {
             assert!(Instant::now() < end, "call {nth}, {outcome:?}: still alive: {}", sim.live_objects());
             thread::yield_now();
+            // Theirs may be the call that fails.
+            failed_drops = transload_cuda_sys::take_drop_errors();
         }
         if sim.calls() < nth {
             assert!(outcome.is_ok(), "no call failed: {outcome:?}");
