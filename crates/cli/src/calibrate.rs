@@ -17,7 +17,8 @@ use crate::{
     text,
 };
 
-/// With a `named` file, one that cannot be written is a failure: whoever names it relies on it.
+/// # Errors
+/// Those of the calibration; [`Exit::Io`] if `named`, the user gave the file's name, and it cannot be written.
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate, named: bool) -> Result<String, Failure> {
     let progress = Progress::new(invocation, SIZES);
     let options = CalibrationOptions::new()

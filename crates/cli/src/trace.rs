@@ -93,7 +93,7 @@ fn make_room(output: &Path) -> Result<Earlier, Failure> {
         aside.push(".earlier");
         let aside = PathBuf::from(aside);
         if fs::symlink_metadata(&aside).is_ok() {
-            let text = format!("{} is in the way; remove it", aside.display());
+            let text = format!("{} exists already; rename or remove it", aside.display());
             return Err(Failure::new(Exit::Input, text));
         }
         fs::rename(&file, &aside).map_err(|error| {

@@ -24,7 +24,8 @@ static LEFT: OnceLock<DropQueue> = OnceLock::new();
 /// lock, and not before given fences are complete. A destructor may block, panic, or wait for transfers. Values are dropped in no
 /// particular order.
 ///
-/// Clones share the queue. Dropping it does not wait: values that are left are dropped all the same, as promised. Usable from any thread.
+/// Clones share the queue. Dropping it does not wait: values that are left are dropped later, after their work: when their thread
+/// starts, or at the next use of any queue. Usable from any thread.
 #[derive(Clone)]
 pub struct DropQueue {
     shared: Arc<Shared>,

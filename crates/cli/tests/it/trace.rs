@@ -137,7 +137,7 @@ fn only_traces_are_replaced_and_options_of_devices_refused() {
     assert!(fs::read(&other).unwrap().is_empty());
     let kept = folder.path().join("other.pftrace.earlier");
     fs::write(&kept, "mine").unwrap();
-    trace(&other, &[THIS, "devices"]).failed(2, &["other.pftrace.earlier is in the way"]);
+    trace(&other, &[THIS, "devices"]).failed(2, &["other.pftrace.earlier exists already"]);
     assert_eq!((fs::read(&kept).unwrap(), fs::read(&other).unwrap()), (b"mine".to_vec(), Vec::new()));
     trace(&folder.path().join("not/there"), &[THIS, "devices"]).failed(2, &["cannot write"]);
     transload(&["trace"]).failed(2, &["COMMAND"]);

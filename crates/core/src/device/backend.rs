@@ -310,7 +310,7 @@ pub trait Backend: Any + Send + Sync {
         Ok(())
     }
 
-    /// Returns whether [`prepare_in_place`](Self::prepare_in_place) has nothing left to do, which might take long.
+    /// Returns whether [`prepare_in_place`](Self::prepare_in_place) has nothing left to do that might take long. Does not block.
     fn is_prepared_in_place(&self, device: DeviceId) -> bool {
         let _ = device;
         true
