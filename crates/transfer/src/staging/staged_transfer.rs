@@ -19,11 +19,13 @@ use transload_core::{
 
 use super::{
     Pieces, RingHold, StagedKind, StagedTimeline, StagingRing, StagingTuning, ThroughDevice,
-    chunk_copy::ChunkCopy,
+    chunk_copy::{ChunkCopy, LONG},
     chunks::{Chunks, EVEN, even_chunk},
     default_workers,
-    parts::{Parts, is_in_parts},
+    fresh::is_absent,
+    parts::is_in_parts,
     ring::CAPACITY,
+    shared_chunk::Parts,
     wait_mode::{WaitMode, block_on_thread, room},
 };
 use crate::{
@@ -42,6 +44,8 @@ pub(crate) struct StagedTransfer {
     pub(super) through_device: Option<ThroughDevice>,
     /// Whether several threads copy a chunk.
     pub(super) has_parts: bool,
+    /// Address of a destination of the host that was never touched, if its chunks are copied in parts.
+    pub(super) fresh: Option<usize>,
     pub(super) ring: Arc<StagingRing>,
     pub(super) tuning: StagingTuning,
     /// `Some` until the end.
@@ -89,6 +93,7 @@ impl StagedTransfer {
             StagedKind::Download(_) => is_in_parts(pieces.bytes(), hold.is_shared && !is_waited_for),
             _ => false,
         };
+        let fresh = fresh_destination(&kind, &pieces).filter(|_| has_parts && through_device.is_none());
         let tuning = hold.tuning;
         let chunk = match &kind {
             StagedKind::Upload(_) | StagedKind::Download(_) => CAPACITY,
@@ -106,6 +111,7 @@ impl StagedTransfer {
             in_place,
             through_device,
             has_parts,
+            fresh,
             ring,
             tuning,
             hold,
@@ -390,6 +396,13 @@ impl Drop for StagedTransfer {
             self.timeline.complete_after(left);
         }
     }
+}
+
+/// Returns the address of the host's side of a download of one pair, if it is memory that was never touched.
+fn fresh_destination(kind: &StagedKind, pieces: &Pieces) -> Option<usize> {
+    let (_, dst) = pieces.single().filter(|_| matches!(kind, StagedKind::Download(_)))?;
+    let address = dst.host_address().filter(|_| dst.len() >= LONG)?;
+    is_absent(address.as_ptr(), dst.len()).then(|| address.addr().get())
 }
 
 /// A thread that is prepared for calls of the backends.

@@ -101,6 +101,25 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
     }
 }
 
+/// Its pages are faulted in by whole huge pages, which begin anywhere in the destination.
+#[test]
+fn memory_that_was_never_touched_gets_all_bytes_and_no_others() {
+    let setup = Setup::new();
+    for (seed, size) in [70_000, 3 * MIB + 5, 11 * MIB + 3].into_iter().enumerate() {
+        let content = noise(size, seed as u64);
+        let there = setup.allocate(MemoryKind::Device, size);
+        setup.manager.copy(&setup.filled(MemoryKind::Pinned, &content), &there).wait().unwrap();
+        for start in [0, 4096, MIB + 29] {
+            let back = setup.allocate(MemoryKind::Pageable, size + 2 * MIB);
+            let part = back.slice(start..start + size).unwrap();
+            setup.manager.copy(&there, &part).options(staged()).wait().unwrap();
+            assert!(*part.read().unwrap() == content[..], "{size} bytes at {start}");
+            let seen = back.read().unwrap();
+            assert!(seen[..start].iter().chain(&seen[start + size..]).all(|byte| *byte == 0), "{size} bytes");
+        }
+    }
+}
+
 #[test]
 fn staged_and_direct_transfers_keep_submission_order() {
     let setup = Setup::new();
