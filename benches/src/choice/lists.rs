@@ -15,6 +15,7 @@ use super::{
 use crate::{
     comparison::Fixture,
     content::Content,
+    many::pieces::STEP,
     memory::Memory,
     row::{Row, Summary},
 };
@@ -63,10 +64,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
     let mut rows =
         cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
-    match cell::rows(fixture, ("long-lists", "an idle device", true), long.iter()) {
-        Ok(long) => rows.extend(long),
-        Err(error) => eprintln!("choice/long-lists: {error:#}"),
-    }
+    rows.extend(cell::rows(fixture, ("long-lists", "an idle device", true), long.iter())?);
     rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
     let errors = cells.iter().map(|(cell, predicted)| {
@@ -155,14 +153,21 @@ impl Ends {
         Ok(Self { src, dst, content })
     }
 
-    /// Pieces in the opposite order at the destination, so that none are joined.
+    /// Pieces in order on the host and scattered on the device, or at the destination within one.
     pub(super) fn pairs(&self, (count, length): (usize, usize)) -> Result<Vec<(RawBuffer, RawBuffer)>> {
         let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
-        let pairs = (0..count).map(|at| Ok((part(&self.src, at)?, part(&self.dst, count - 1 - at)?)));
-        pairs.collect()
+        let both = |(from, to)| Ok((part(&self.src, from)?, part(&self.dst, to)?));
+        self.order(count).map(both).collect()
     }
 
-    /// Copies a list to a poisoned destination and compares every byte: each piece is where its opposite was.
+    /// Returns where each piece is at the source and at the destination.
+    fn order(&self, count: usize) -> impl Iterator<Item = (usize, usize)> {
+        let is_down = self.dst.place().device.is_cpu() && !self.src.place().device.is_cpu();
+        let both = move |(at, there)| if is_down { (there, at) } else { (at, there) };
+        (0..count).map(move |at| (at, at * STEP % count)).map(both)
+    }
+
+    /// Copies a list to a poisoned destination and compares every byte.
     pub(super) fn check(
         &self,
         (count, length): (usize, usize),
@@ -170,7 +175,13 @@ impl Ends {
         copy: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let pieces = self.content.get(..count * length).context("as long as the buffers")?;
-        let expected: Vec<u8> = pieces.chunks(length).rev().flatten().copied().collect();
+        let mut expected = vec![0; pieces.len()];
+        for (from, to) in self.order(count) {
+            let piece = pieces.get(from * length..(from + 1) * length).context("a piece of the source")?;
+            let there =
+                expected.get_mut(to * length..(to + 1) * length).context("a piece of the destination")?;
+            there.copy_from_slice(piece);
+        }
         let dst = Memory::Ours(self.dst.slice(..count * length)?);
         dst.poison()?;
         copy()?;

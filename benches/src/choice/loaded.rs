@@ -1,7 +1,10 @@
 //! Lists, and single copies (`busy`), beside a GEMM loop: what the way that is chosen costs over that of the best. The cost of a list is its
 //! time, and how much longer the loop takes for it.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use transload_core::{DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPath};
@@ -54,10 +57,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             }
         }
     }
-    let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found).unwrap_or_else(|error| {
-        eprintln!("choice/busy: {error:#}");
-        Vec::new()
-    });
+    let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found)?;
     let (is_gemm, beside) = (load.is_gemm(), format!("beside {}", load.name()));
     drop(load);
     for manager in [built_in, calibrated] {
@@ -117,12 +117,20 @@ pub(super) fn costs<V>(
 ) -> Result<Vec<Vec<f64>>> {
     let time = if fixture.is_simulated() { Duration::ZERO } else { TIME };
     let mut costs = vec![Vec::new(); variants.len()];
-    for repetition in 0..=fixture.few_repetitions(repetitions) {
+    let alone = || {
         let ((), alone) = load.beside(fixture, || {
-            std::thread::sleep(time);
+            std::thread::sleep(time / 2);
             Ok(())
         })?;
-        for (variant, costs) in variants.iter().zip(&mut costs) {
+        Ok::<_, anyhow::Error>(alone)
+    };
+    // What the load takes changes with the device's clocks: it is measured before and after each variant, of which another is the first each
+    // time.
+    let mut before = alone()?;
+    for repetition in 0..=fixture.few_repetitions(repetitions) {
+        for index in 0..variants.len() {
+            let index = (index + repetition) % variants.len();
+            let (Some(variant), Some(costs)) = (variants.get(index), costs.get_mut(index)) else { continue };
             let run = || -> Result<f64> {
                 let (begun, mut copies) = (Instant::now(), 0);
                 while copies == 0 || begun.elapsed() < time {
@@ -134,6 +142,8 @@ pub(super) fn costs<V>(
                 Ok(begun.elapsed().as_secs_f64() / f64::from(copies))
             };
             let (each, took) = load.beside(fixture, run)?;
+            let after = alone()?;
+            let alone = f64::midpoint(mem::replace(&mut before, after), after);
             let delayed = if alone > 0.0 { (1.0 - alone / took).max(0.0) } else { 0.0 };
             if repetition > 0 {
                 costs.push(each * (1.0 + delayed));

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A prime, which no number of pieces divides: one piece of the device's pool is so many after the one before.
-const STEP: usize = 7_919;
+pub(crate) const STEP: usize = 7_919;
 
 pub(crate) struct Pieces {
     /// Sources and destinations.

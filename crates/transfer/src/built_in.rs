@@ -62,7 +62,7 @@ pub(crate) const RECORDED_COPIES: usize = 3;
 /// Which lists go through device memory, unless a calibration measured lists: beside a GEMM loop. Alone, a kernel on the
 /// host's memory is faster, unless as much goes the other way.
 pub(crate) mod through_device {
-    /// Least pieces of a list of pageable memory that goes up, and their average length in bytes up to which it is faster than the batch call, for a
+    /// Least pieces of a list of pageable memory, and their average length in bytes up to which it is faster than the batch call, for a
     /// list that is staged. Its kernel waits for those of others, 1.5 ms beside a loop of large matrix products; the batch call takes
     /// 1.4 µs a piece there.
     pub(crate) const LEAST_STAGED: u64 = 512;

@@ -77,13 +77,24 @@ pub(super) fn own_options() -> TransferOptions {
     TransferOptions::new().timing(Timing::Off).unregistered()
 }
 
-/// Returns a list of `count` pieces, in the opposite order at the destination, so that no pieces are joined.
+/// Returns a list of `count` pieces that follow each other in the host's memory and are scattered in the device's, so that no copies are
+/// joined; within a device, at the destination.
 pub(super) fn pairs(
     (src, dst): (&RawBuffer, &RawBuffer),
     (count, length): (usize, usize),
 ) -> Result<Vec<(RawBuffer, RawBuffer)>> {
+    let is_down = !src.place().device.is_cpu() && dst.place().device.is_cpu();
     let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length);
-    (0..count).map(|at| Ok((part(src, at)?, part(dst, count - 1 - at)?))).collect()
+    let both = |(at, scattered)| if is_down { (scattered, at) } else { (at, scattered) };
+    let pairs = (0..count).zip(scattered(count)).map(both);
+    pairs.map(|(from, to)| Ok((part(src, from)?, part(dst, to)?))).collect()
+}
+
+/// Returns all numbers below `count`, none followed by the next one.
+fn scattered(count: usize) -> impl Iterator<Item = usize> {
+    // A prime, for which only 2 and 5,003 pieces would be in order.
+    const STEP: usize = 10_007;
+    (0..count).map(move |at| (1 + at * STEP) % count)
 }
 
 impl Run<'_> {
@@ -207,6 +218,17 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scattered_numbers_are_all_and_have_no_neighbours() {
+        for count in 1..3000 {
+            let order: Vec<_> = scattered(count).collect();
+            assert!(order.windows(2).all(|pair| pair[1] != pair[0] + 1), "{count}");
+            let mut sorted = order;
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..count), "{count}");
+        }
+    }
 
     #[test]
     fn ends_come_first_then_the_middles_of_the_widest_gaps() {

@@ -61,12 +61,8 @@ pub(super) fn may_go_through_device(
         return host_side(path).is_some() && are_short && shape.goes_through_device();
     }
     let is_faster = match rule {
-        // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory. Down, engines
-        // fill staging buffers faster.
-        Rule::BuiltIn => {
-            let is_up = path.src.device.is_cpu();
-            !exclusive && is_up && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count)
-        }
+        // Without other work on the device a kernel that accesses the staging buffers saves the way through its memory.
+        Rule::BuiltIn => !exclusive && count >= LEAST_STAGED && *bytes <= SHORT_STAGED.saturating_mul(count),
         Rule::Faster(is_faster) => is_faster,
         Rule::Wanted => true,
     };
@@ -82,7 +78,11 @@ pub(super) fn ordered<'a>(
     rule: Rule,
 ) -> Option<Cow<'a, [Pair]>> {
     if is_staged(path) {
-        return Some(Cow::Borrowed(pairs));
+        let is_up = path.src.device.is_cpu();
+        let on_device = pairs.iter().map(|(src, dst)| if is_up { dst } else { src });
+        // Those that follow each other on the device are one copy of an engine: in staging buffers they do anyway.
+        let are_apart = stretches(on_device, 0).saturating_mul(JOINED) > pairs.len() as u64;
+        return (are_apart || rule == Rule::Wanted).then_some(Cow::Borrowed(pairs));
     }
     let side = host_side(path)?;
     if pairs.iter().any(|pair| pair.0.len() > CHUNK) {

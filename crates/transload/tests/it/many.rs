@@ -132,14 +132,15 @@ fn list_is_one_batch_or_one_kernel_if_exclusive() {
 #[test]
 fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
     let setup = Setup::new();
-    // Beside other work a list goes through device memory from so many pieces on, and only up.
-    for (count, length, exclusive, goes_through, call) in [
-        (510, 512, false, false, "cuMemcpyBatchAsync"),
-        (512, 512, false, true, "cuLaunchKernel"),
-        // Fewer are downloaded faster by copy engines.
-        (2000, 512, true, false, "cuLaunchKernel"),
-        (100, 20 << 10, false, false, "cuMemcpyBatchAsync"),
+    // Beside other work a list goes through device memory from so many pieces on, if they are apart there.
+    for (count, length, exclusive, step, call) in [
+        (510, 512, false, 7, "cuMemcpyBatchAsync"),
+        (512, 512, false, 7, "cuLaunchKernel"),
+        (512, 512, false, 1, "cuMemcpy"),
+        (2000, 512, true, 7, "cuLaunchKernel"),
+        (100, 20 << 10, false, 7, "cuMemcpyBatchAsync"),
     ] {
+        let goes_through = !exclusive && call == "cuLaunchKernel";
         let content = noise(length * count, 4);
         let near = setup.filled(MemoryKind::Pageable, &content);
         let back = setup.filled(MemoryKind::Pageable, &vec![0; content.len()]);
@@ -147,15 +148,13 @@ fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
         let start = far.device_address().unwrap();
         let is_far = |address: u64| (start..start + far.len() as u64).contains(&address);
         let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length).unwrap();
-        let many = |pairs: Vec<Pair>, is_up: bool| {
-            let through_device = goes_through && is_up;
-            let call = if goes_through && !is_up { "cuMemcpyBatchAsync" } else { call };
+        let many = |pairs: Vec<Pair>| {
             let copy = setup.manager.copy_many(pairs);
             let copy = if exclusive { copy.exclusive() } else { copy };
             let trace = trace::start();
             let report = copy.wait().unwrap();
             let [group] = report.groups.as_slice() else { panic!("{report:#}") };
-            assert_eq!((group.method, group.through_device), (TransferMethod::HostStaged, through_device));
+            assert_eq!((group.method, group.through_device), (TransferMethod::HostStaged, goes_through));
             // Other tests trace calls of their own.
             let calls = trace.calls();
             assert!(calls.iter().any(|one| one.name.starts_with(call)));
@@ -166,8 +165,9 @@ fn pageable_list_is_staged_and_scattered_by_kernels_or_batches() {
             // Of a chunk, what threads have copied so far goes first, which may be a few pieces: no call for many.
             assert!(singles.count() < count / 2);
         };
-        many((0..count).map(|at| (part(&near, at), part(&far, at * 7 % count))).collect(), true);
-        many((0..count).map(|at| (part(&far, at * 7 % count), part(&back, at))).collect(), false);
+        let there = |at: usize| part(&far, at * step % count);
+        many((0..count).map(|at| (part(&near, at), there(at))).collect());
+        many((0..count).map(|at| (there(at), part(&back, at))).collect());
         assert!(back.read().unwrap()[..] == content[..]);
     }
 }

@@ -51,8 +51,14 @@ impl Machine {
         let (from, to) = (self.allocate(from), self.allocate(to));
         let way = |(count, length): (usize, usize)| {
             let part = |of: &RawBuffer, at: usize| of.slice(at * length..(at + 1) * length).unwrap();
-            let pairs: Vec<Pair> =
-                (0..count).map(|at| (part(&from, at), part(&to, count - 1 - at))).collect();
+            // In order on the host, and scattered on the device.
+            let is_down = to.place().device.is_cpu();
+            let pair = |at: usize| {
+                let there = (1 + at * 7919) % count;
+                let (at, there) = if is_down { (there, at) } else { (at, there) };
+                (part(&from, at), part(&to, there))
+            };
+            let pairs: Vec<Pair> = (0..count).map(pair).collect();
             // Other threads advance the virtual time a little: the least counts.
             let time = |way: ListWay| {
                 let run = |_| {
