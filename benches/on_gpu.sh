@@ -206,6 +206,8 @@ fi
 # ---- the main job, twice
 if wanted bench; then
   for run in 1 2; do
+    # Results of an earlier run must not be mistaken for this one's.
+    rm -f "$out/bench-$run.json"
     # shellcheck disable=SC2086 # Several words.
     step "bench $run" 300 "$bundle/transload-bench" ${BENCH_ARGUMENTS:---only cpu,cuda,streams,memory} --json "$out/bench-$run.json"
     status=$?

@@ -106,7 +106,11 @@ fn every_method(out: &mut String, results: &Results) {
 }
 
 fn size(bytes: u64) -> String {
-    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+    match bytes {
+        ..1024 => format!("{bytes} B"),
+        ..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
 }
 
 fn cells(row: &Row) -> [String; 9] {

@@ -167,6 +167,8 @@ fn arguments(options: &Options) -> Vec<String> {
     {
         arguments.extend(is_given.then(|| name.to_owned()));
     }
+    #[cfg(feature = "wgpu")]
+    arguments.extend(options.software_adapters.then(|| "--software-adapters".to_owned()));
     for group in options.only.iter().filter_map(|group| group.to_possible_value()) {
         arguments.extend(["--only".to_owned(), group.get_name().to_owned()]);
     }
@@ -218,8 +220,9 @@ fn in_turns(options: &Options, mut measure: impl FnMut(bool) -> Result<Run>) -> 
 /// Returns whether a row is compared: not what the driver does, and not a repetition.
 fn is_compared(row: &Sample, options: &Options) -> bool {
     let is_wanted = options.rows.is_empty() || options.rows.iter().any(|text| row.id.contains(text.as_str()));
-    let is_reference = row.id.starts_with("reference/")
-        || row.id.split('/').any(|part| part.starts_with("raw") || part.ends_with("memcpy"));
+    let what = row.id.rsplit('/').next().unwrap_or_default();
+    let is_reference =
+        row.id.starts_with("reference/") || what.starts_with("raw") || what.ends_with("memcpy");
     is_wanted && !is_reference && !row.id.contains('#')
 }
 

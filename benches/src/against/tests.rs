@@ -217,6 +217,21 @@ fn row_is_compared_whatever_method_was_chosen_and_missing_from_one_process_is_mi
 }
 
 #[test]
+fn rows_of_the_library_next_to_raw_ones_are_compared() {
+    let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);
+    for (id, is_ours) in [
+        ("wgpu/0/raw-up/4096/pageable", true),
+        ("wgpu/0/memcpy/4096/mapped", true),
+        ("many/up/4096/raw-list", false),
+    ] {
+        run.rows[1].id = id.to_owned();
+        assert_eq!(is_compared(&run.rows[1], &options(&[])), is_ours, "{id}");
+    }
+    #[cfg(feature = "wgpu")]
+    assert!(arguments(&options(&["--software-adapters"])).contains(&"--software-adapters".to_owned()));
+}
+
+#[test]
 fn row_with_another_unit_is_another_row() {
     let run = |unit: &str| {
         let mut run = synthetic(&mut Random(1), 1.0, |_, time| time);

@@ -81,9 +81,7 @@ fn of_kinds(fixture: &Fixture<'_>, name: &str, kinds: [MemoryKind; 2]) -> Result
         bytes: (count * BYTES) as u64,
         repetitions: fixture.repetitions(30),
     };
-    let mut rows = comparison.rows_over_best(forms, fixture.group, fixture.is_simulated(), variants)?;
-    // Which of those has a row changes from run to run.
-    rows.retain(|row| !row.id.ends_with("-aligned"));
+    let rows = comparison.rows_over_best(forms, fixture.group, fixture.is_simulated(), variants)?;
     manager.drain()?;
     Ok(rows)
 }

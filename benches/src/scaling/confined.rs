@@ -106,8 +106,6 @@ fn of_pair(fixture: &Fixture<'_>, library: &Library, processors: usize, pair: &P
         fixture.is_simulated(),
         variants,
     )?;
-    // Which of the others has a row changes from run to run.
-    rows.retain(|row| row.id.ends_with("/copy"));
     if !wait_for_idle_threads()? {
         eprintln!("no processor time of confined copies: a thread of the process does not sleep");
         return Ok(rows);

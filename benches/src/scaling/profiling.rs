@@ -9,7 +9,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
-use transload_core::{ClockAnchor, MemoryKind, OperationSampling, Queue as _, RawBuffer};
+use transload_core::{
+    ClockAnchor, ErrorKind, MemoryKind, Operation, OperationKind, OperationSampling, Queue as _, RawBuffer,
+    StreamPriority, Timing, WorkloadType, submit,
+};
 use transload_cuda_sys::{Driver, check, cust::sys::CUstream, ffi};
 use transload_profiler::{
     Argument, Flow, ProfilerOptions, Slice, StreamProfiler, TraceFormat, TraceOptions, TraceWriter,
@@ -35,6 +38,8 @@ const THREADS: usize = 8;
 /// Goals: times with the profiler over those without.
 const SAMPLED: f64 = 1.05;
 const LISTS: f64 = 1.02;
+/// Goal: the share of event spans of queued copies that are within 2 µs and 1 % of the exact ones.
+const AGREEING: f64 = 0.99;
 /// Goal: microseconds between the clocks.
 const CLOCKS: f64 = 2.0;
 /// Goal: slices of a trace that are written a second.
@@ -53,15 +58,15 @@ const VARIANTS: [(&str, &str, Option<OperationSampling>); 3] = [
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (name, how) in [
-        ("wait", How::Wait),
-        ("submit", How::Submit),
-        ("threads-8/wait", How::Threads),
-        ("copy-many", How::Many),
-    ] {
-        rows.extend(overhead(fixture, name, how)?);
+    for (name, how) in
+        [("wait", How::Wait), ("submit", How::Submit), ("enqueue", How::Enqueue), ("copy-many", How::Many)]
+    {
+        for (prefix, threads) in [("", 1), ("threads-8/", THREADS)] {
+            rows.extend(overhead(fixture, &format!("{prefix}{name}"), (how, threads))?);
+        }
     }
     rows.extend(clocks(fixture)?);
+    rows.extend(engines(fixture)?);
     for (name, format) in [("perfetto", TraceFormat::Perfetto), ("chrome", TraceFormat::Chrome)] {
         rows.push(trace(fixture, name, format)?);
     }
@@ -96,7 +101,8 @@ fn trace(fixture: &Fixture<'_>, name: &str, format: TraceFormat) -> Result<Row> 
 enum How {
     Wait,
     Submit,
-    Threads,
+    /// On a stream, without the transfer manager.
+    Enqueue,
     Many,
 }
 
@@ -105,12 +111,18 @@ struct Profiled {
     copies: usize,
     library: Library,
     profiler: Option<StreamProfiler>,
+    /// As many for each thread.
     pairs: Vec<(RawBuffer, RawBuffer)>,
     content: Vec<u8>,
 }
 
 impl Profiled {
-    fn new(fixture: &Fixture<'_>, sampling: Option<OperationSampling>, is_attached: bool) -> Result<Self> {
+    fn new(
+        fixture: &Fixture<'_>,
+        threads: usize,
+        sampling: Option<OperationSampling>,
+        is_attached: bool,
+    ) -> Result<Self> {
         let options = ProfilerOptions::new().sampling(sampling.unwrap_or_default());
         let profiler = is_attached.then(|| StreamProfiler::new(options));
         let mut builder = CrossBackendTransferManager::builder().registration(false);
@@ -127,7 +139,7 @@ impl Profiled {
             profiler.enable()?;
             profiler.disable();
         }
-        let bytes = BYTES * fixture.amount(PIECES);
+        let bytes = BYTES * fixture.amount(PIECES) * threads;
         let (src, dst) =
             (library.allocate(MemoryKind::Pinned, bytes)?, library.allocate(MemoryKind::Device, bytes)?);
         let content = Content::new(bytes, 0x9F0F).part(0, bytes).to_vec();
@@ -140,7 +152,7 @@ impl Profiled {
     }
 
     /// Returns the nanoseconds of a copy, or of a list. The profiler is enabled meanwhile if `is_enabled`.
-    fn run(&self, how: How, is_enabled: bool) -> Result<f64> {
+    fn run(&self, how: (How, usize), is_enabled: bool) -> Result<f64> {
         if let Some(profiler) = self.profiler.as_ref().filter(|_| is_enabled) {
             profiler.enable()?;
         }
@@ -151,34 +163,56 @@ impl Profiled {
         took
     }
 
-    fn copy(&self, how: How) -> Result<f64> {
-        let (manager, pairs) = (&self.library.manager, &self.pairs);
-        let of_thread = |thread: usize| {
-            let (src, dst) = pairs.get(thread % pairs.len().max(1)).context("there are pairs")?;
-            timed(self.copies, || Ok(manager.copy(src, dst).wait().map(drop)?))
-        };
+    fn copy(&self, (how, threads): (How, usize)) -> Result<f64> {
+        let of_thread = |pairs| self.copy_by_thread(how, pairs);
+        let parts = self.pairs.chunks(self.pairs.len() / threads);
+        thread::scope(|scope| {
+            let (first, others) = (parts.clone().next().context("there are pairs")?, parts.skip(1));
+            let others: Vec<_> = others.map(|pairs| scope.spawn(move || of_thread(pairs))).collect();
+            let first = of_thread(first);
+            let of_other = |thread: thread::ScopedJoinHandle<'_, Result<f64>>| {
+                thread.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+            };
+            let others = others.into_iter().map(of_other).collect::<Result<Vec<_>>>();
+            Ok((first? + others?.into_iter().sum::<f64>()) / threads as f64)
+        })
+    }
+
+    /// Copies the first pair again and again, or all as a list.
+    fn copy_by_thread(&self, how: How, pairs: &[(RawBuffer, RawBuffer)]) -> Result<f64> {
+        /// Copies that are submitted before the first of them is waited for.
+        const AT_ONCE: usize = 32;
+        let manager = &self.library.manager;
+        let (src, dst) = pairs.first().context("there are pairs")?;
+        let rounds = self.copies.div_ceil(AT_ONCE);
         match how {
-            How::Wait => of_thread(0),
-            How::Threads => thread::scope(|scope| {
-                let threads: Vec<_> =
-                    (0..THREADS).map(|thread| scope.spawn(move || of_thread(thread))).collect();
-                let times = threads
-                    .into_iter()
-                    .map(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")));
-                Ok(times.collect::<Result<Vec<_>>>()?.into_iter().sum::<f64>() / THREADS as f64)
-            }),
+            How::Wait => timed(self.copies, || Ok(manager.copy(src, dst).wait().map(drop)?)),
             How::Submit => {
-                let (src, dst) = pairs.first().context("there are pairs")?;
                 let mut taken = 0.0;
-                for _ in 0..self.copies.div_ceil(32) {
-                    let mut copies = Vec::with_capacity(32);
-                    taken += timed(32, || {
+                for _ in 0..rounds {
+                    let mut copies = Vec::with_capacity(AT_ONCE);
+                    taken += timed(AT_ONCE, || {
                         copies.push(manager.copy(src, dst).submit());
                         Ok(())
                     })?;
                     copies.into_iter().try_for_each(|copy| copy.wait().map(drop))?;
                 }
-                Ok(taken / self.copies.div_ceil(32) as f64)
+                Ok(taken / rounds as f64)
+            }
+            How::Enqueue => {
+                let backend = manager.backend(self.library.device)?;
+                let stream =
+                    backend.lease_queue(self.library.device, StreamPriority::Normal, WorkloadType::Memory)?;
+                let mut taken = 0.0;
+                for _ in 0..rounds {
+                    let mut last = None;
+                    taken += timed(AT_ONCE, || {
+                        last = Some(submit(&*stream, &Operation::Copy { src, dst }, Timing::Off)?);
+                        Ok(())
+                    })?;
+                    last.map_or(Ok(()), |last| last.wait())?;
+                }
+                Ok(taken / rounds as f64)
             }
             How::Many => {
                 timed(LISTS_AT_ONCE, || Ok(manager.copy_many(pairs).exclusive().wait().map(drop)?))
@@ -188,35 +222,37 @@ impl Profiled {
 }
 
 /// The destinations that are copied to.
-struct Copied<'a>(&'a Profiled, How);
+struct Copied<'a>(&'a Profiled, (How, usize));
 
 impl Copied<'_> {
-    fn pairs(&self) -> usize {
-        match self.1 {
-            How::Wait | How::Submit => 1,
-            How::Threads => THREADS,
-            How::Many => self.0.pairs.len(),
-        }
+    /// Returns the destinations, each with what it gets.
+    fn each(&self) -> impl Iterator<Item = (&RawBuffer, &[u8])> {
+        let Self(profiled, (how, threads)) = self;
+        let of_thread = profiled.pairs.len() / threads;
+        let is_copied = move |index: &usize| *how == How::Many || index.is_multiple_of(of_thread);
+        let all = profiled.pairs.iter().zip(profiled.content.chunks(BYTES)).enumerate();
+        all.filter(move |(index, _)| is_copied(index)).map(|(_, ((_, dst), content))| (dst, content))
     }
 }
 
 impl Verify for Copied<'_> {
     fn poison(&self) -> Result<()> {
-        let mut pairs = self.0.pairs.iter().take(self.pairs());
-        pairs.try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
+        self.each().try_for_each(|(dst, _)| Memory::Ours(dst.clone()).poison())
     }
 
     fn check(&self) -> Result<()> {
-        let mut copied = self.0.pairs.iter().zip(self.0.content.chunks(BYTES)).take(self.pairs());
-        copied.try_for_each(|((_, dst), content)| Memory::Ours(dst.clone()).compare(0, content))
+        self.each().try_for_each(|(dst, content)| Memory::Ours(dst.clone()).compare(0, content))
     }
 }
 
-fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
-    let unprofiled = Profiled::new(fixture, None, false)?;
+fn overhead(fixture: &Fixture<'_>, name: &str, how: (How, usize)) -> Result<Vec<Row>> {
+    let (is_list, threads) = (how.0 == How::Many, how.1);
+    let unprofiled = Profiled::new(fixture, threads, None, false)?;
     let profiled: Vec<_> = VARIANTS
         .iter()
-        .map(|(name, what, sampling)| Ok((*name, *what, *sampling, Profiled::new(fixture, *sampling, true)?)))
+        .map(|(name, what, sampling)| {
+            Ok((*name, *what, *sampling, Profiled::new(fixture, threads, *sampling, true)?))
+        })
         .collect::<Result<_>>()?;
     let copied = Copied(&unprofiled, how);
     let all_copied: Vec<_> = profiled.iter().map(|(.., profiled)| Copied(profiled, how)).collect();
@@ -226,19 +262,20 @@ fn overhead(fixture: &Fixture<'_>, name: &str, how: How) -> Result<Vec<Row>> {
         let run = || profiled.run(how, sampling.is_some());
         let variant = Variant::new(name, &format!("profiler: {what}"), run).verified_by(copied);
         variants.push(match *name {
-            "default" => variant.goal(Goal::RatioAtMost(if how == How::Many { LISTS } else { SAMPLED })),
-            _ => variant,
+            "all" => variant,
+            _ => variant.goal(Goal::RatioAtMost(if is_list { LISTS } else { SAMPLED })),
         });
     }
-    let what = match how {
-        How::Many => format!("copy_many of {PIECES} pieces of {BYTES} bytes, pinned up"),
-        _ => format!("a copy of {BYTES} bytes from pinned memory, {name}, mean of {COPIES}"),
+    let what = if is_list {
+        format!("copy_many of {PIECES} pieces of {BYTES} bytes, pinned up, {threads} at once")
+    } else {
+        format!("a copy of {BYTES} bytes from pinned memory, {name}, mean of {COPIES}")
     };
     let comparison = Comparison {
         id: format!("profiling/{name}"),
         what,
         unit: "ns",
-        bytes: (BYTES * if how == How::Many { unprofiled.pairs.len() } else { 1 }) as u64,
+        bytes: (BYTES * if is_list { unprofiled.pairs.len() / threads } else { 1 }) as u64,
         repetitions: fixture.repetitions(30),
     };
     let rows = comparison.rows(fixture, variants)?;
@@ -307,6 +344,72 @@ fn clocks(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ];
     drop((clock, stream, words));
     library.finish()?;
+    Ok(rows)
+}
+
+/// Copies that are queued behind a kernel, by events and by records of engines.
+fn engines(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    const TIMES: usize = 100;
+    const KERNEL: Duration = Duration::from_millis(5);
+    let device = fixture.device.id();
+    let mut rows = Vec::new();
+    for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
+        for (way, from, to) in [
+            ("up", MemoryKind::Pinned, MemoryKind::Device),
+            ("down", MemoryKind::Device, MemoryKind::Pinned),
+            ("within", MemoryKind::Device, MemoryKind::Device),
+        ] {
+            let profiled = Profiled::new(fixture, 1, Some(OperationSampling::ALL), true)?;
+            let profiler = profiled.profiler.as_ref().context("it is attached")?;
+            profiler.enable()?;
+            match profiler.record_engines() {
+                Err(error) if fixture.is_simulated() || error.kind() == ErrorKind::Unsupported => {
+                    eprintln!("scaling/profiling/engines: skipped: {error}");
+                    return Ok(rows);
+                }
+                recording => recording?,
+            }
+            let library = &profiled.library;
+            let (src, dst) = (library.allocate(from, bytes)?, library.allocate(to, bytes)?);
+            let content = Content::new(bytes, 0xE9).part(0, bytes).to_vec();
+            Memory::Ours(src.clone()).write(0, &content)?;
+            let stream = library.manager.backend(device)?.lease_queue(
+                device,
+                StreamPriority::Normal,
+                WorkloadType::Memory,
+            )?;
+            stream.occupy(KERNEL)?;
+            let mut last = None;
+            for _ in 0..TIMES {
+                last = Some(submit(&*stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?);
+            }
+            last.context("a copy")?.wait()?;
+            Memory::Ours(dst.clone()).compare(0, &content)?;
+            let report = profiler.get_comprehensive_report();
+            let kinds = || report.streams.iter().flat_map(|stream| &stream.kinds);
+            let copies = kinds().find(|kind| kind.kind == OperationKind::Copy && kind.exact.count > 0);
+            let copies = copies.context("records of the copies")?;
+            ensure!(copies.exact.count >= TIMES as u64, "records are missing: {report}");
+            let mean = |total: u64, count: u64| total as f64 / count.max(1) as f64 / 1e3;
+            let longer = mean(copies.running.total_ns, copies.running.count)
+                - mean(copies.exact.total_ns, copies.exact.count);
+            let share = copies.agreeing as f64 / copies.exact.count as f64;
+            let row = |id: &str, what: &str, unit, value| {
+                let id = format!("profiling/engines/{id}/{way}/{bytes}");
+                fixture.row(&id, &format!("{what}, of {TIMES} queued copies"), "StreamProfiler", unit, value)
+            };
+            let agree = "share of event spans within 2 µs and 1 % of the engine's";
+            rows.push(
+                row("agree", agree, "share", Summary::single(share)).with_goal(Some(Goal::AtLeast(AGREEING))),
+            );
+            let by = "by how much event spans are longer than the engine's, on average";
+            rows.push(row("longer", by, "us", Summary::single(longer)));
+            drop((stream, src, dst));
+            let Profiled { library, profiler, pairs, .. } = profiled;
+            drop((pairs, profiler));
+            library.finish()?;
+        }
+    }
     Ok(rows)
 }
 

@@ -463,9 +463,11 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let waited =
         op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
     let mut ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
-    if matches!(op.work, Work::Word { .. }) {
-        // The host wrote it now.
+    if matches!(op.work, Work::Word { .. } | Work::Host(_)) {
+        // The host wrote it, or returned, now.
         ready = ready.max(state.now(device));
+    }
+    if matches!(op.work, Work::Word { .. }) {
         state.words = state.words.saturating_sub(1);
     }
     let end = state.device_mut(device).engines.reserve(engine, ready, duration);

@@ -89,7 +89,10 @@ impl Pending {
             }?;
         }
         let Some(begun) = self.begun else { return Ok(None) };
-        Ok(self.end.time()?.map(|end| (begun, end)))
+        // The operation begins when the stamp before it is done.
+        let stamp = self.end.clock().stamp_length().as_nanos();
+        let begun = begun.saturating_add(i64::try_from(stamp).unwrap_or(i64::MAX));
+        Ok(self.end.time()?.map(|end| (begun.min(end), end)))
     }
 }
 

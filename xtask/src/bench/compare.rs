@@ -51,14 +51,14 @@ pub(crate) fn compare(results: &Results, earlier: &Results) -> Comparison {
         of.rows.iter().filter(|row| is_ours(row)).flat_map(|row| with_reference(row, &own)).collect()
     };
     let (now, then) = (rows(results), rows(earlier));
-    let before: BTreeMap<String, &ResultRow> = then.iter().map(|row| (key(&row.id), row)).collect();
-    let after: BTreeSet<String> = now.iter().map(|row| key(&row.id)).collect();
-    let gone = then.iter().filter(|row| !may_be_absent(&row.id) && !after.contains(&key(&row.id)));
+    // A row in another unit is another one.
+    let key = |row: &ResultRow| (key(&row.id), row.unit.clone());
+    let before: BTreeMap<_, &ResultRow> = then.iter().map(|row| (key(row), row)).collect();
+    let after: BTreeSet<_> = now.iter().map(key).collect();
+    let gone = then.iter().filter(|row| !may_be_absent(&row.id) && !after.contains(&key(row)));
     let (mut worse, mut better, mut factors) = (Vec::new(), Vec::new(), BTreeMap::new());
     for row in &now {
-        let Some(old) = before.get(&key(&row.id)).filter(|old| !old.simulated && old.unit == row.unit) else {
-            continue;
-        };
+        let Some(old) = before.get(&key(row)).filter(|old| !old.simulated) else { continue };
         let factor = factor(row, old.value);
         factors.insert(row.id.clone(), factor);
         if is_changed(row, old, factor) {
@@ -110,7 +110,7 @@ fn is_ours(row: &ResultRow) -> bool {
         && !row.id.contains('#')
         && !row.id.contains("/wrong/")
         && !row.id.starts_with("reference/")
-        && !row.id.split('/').any(|part| part.starts_with("raw") || part.ends_with("memcpy"))
+        && !row.id.rsplit('/').next().is_some_and(|what| what.starts_with("raw") || what.ends_with("memcpy"))
 }
 
 /// Returns a row, and if its reference is the library itself, that one as a row of its own: its change is not the machine's.
@@ -237,6 +237,15 @@ mod tests {
         let found = compare(&new, &old);
         assert_eq!(found.worse.iter().map(|change| &change.id).collect::<Vec<_>>(), [&id]);
         assert_eq!(found.gone, [asked]);
+        new.rows.last_mut().unwrap().unit = "another".to_owned();
+        assert!(compare(&new, &old).gone.contains(&old.rows.last().unwrap().id));
+        // A reference is told by the last part of its id.
+        for (id, is_gone) in [("wgpu/0/raw-up/4096/pageable", true), ("many/up/4096/raw-list", false)] {
+            let (mut old, new) = (hardware_sample(), hardware_sample());
+            let row = ResultRow { id: id.to_owned(), ..old.rows[0].clone() };
+            old.rows.push(row);
+            assert_eq!(compare(&new, &old).gone.contains(&id.to_owned()), is_gone, "{id}");
+        }
     }
 
     #[test]

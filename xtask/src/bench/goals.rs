@@ -31,7 +31,7 @@ pub(super) const RUNS: [&[&str]; 10] = [
 const KEPT_TO: &str = "--processors";
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 117] = [
+const EXPECTED: [&str; 122] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -144,7 +144,12 @@ const EXPECTED: [&str; 117] = [
     "scaling/profiling/wait/default",
     "scaling/profiling/submit/default",
     "scaling/profiling/threads-8/wait/default",
+    "scaling/profiling/threads-8/submit/default",
+    "scaling/profiling/enqueue/default",
+    "scaling/profiling/threads-8/enqueue/default",
     "scaling/profiling/copy-many/default",
+    "scaling/profiling/threads-8/copy-many/default",
+    "scaling/profiling/engines/agree/",
     "scaling/profiling/clock/off",
     "scaling/profiling/clock/stated",
     "scaling/advice/pin",

@@ -167,9 +167,11 @@ fn gpu(
     let skipped = goals::skipped(&results, processors);
     let absent = goals::absent(&rows, &skipped);
     print!("\n{}", goals::table(&rows, &absent, &skipped));
+    let failed = results.failed();
+    failed.iter().for_each(|failure| eprintln!("FAILED: {failure}"));
     results.failures.extend(absent.iter().map(|id| format!("no row has the goal of {id}")));
     draw(&results)?;
-    let is_missed = !absent.is_empty() || rows.iter().any(goals::is_missed);
+    let is_missed = !failed.is_empty() || !absent.is_empty() || rows.iter().any(goals::is_missed);
     Ok(if is_missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -251,5 +253,7 @@ mod tests {
         assert_eq!(of(&|results, _| miss(results)), (ExitCode::FAILURE, 2 * runs, rows));
         let lose = |results: &mut Results, _| drop(results.rows.pop());
         assert_eq!(of(&lose), (ExitCode::FAILURE, runs, rows - 1));
+        let fail = |results: &mut Results, _| results.failures.push("many, unaligned: lost".to_owned());
+        assert_eq!(of(&fail), (ExitCode::FAILURE, runs, rows));
     }
 }

@@ -9,7 +9,10 @@ use super::{
 use crate::bench::format::number;
 
 /// What follows a theme in the name of a repeated record.
-const ORDINALS: [&str; 8] = ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"];
+const ORDINALS: [&str; 11] = [
+    "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth",
+];
 /// Rows of each kind that are shown.
 const SHOWN: usize = 6;
 
@@ -158,6 +161,7 @@ mod tests {
     #[test]
     fn theme_is_without_date_hardware_and_ordinal() {
         assert_eq!(theme("2026-11-24-1xH200-limits-fourth"), "limits");
+        assert_eq!(theme("2026-11-24-1xH200-limits-tenth"), "limits");
         assert_eq!(theme("2026-11-21-2xH200-memory-and-streams"), "memory-and-streams");
     }
 }

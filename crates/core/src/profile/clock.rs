@@ -71,6 +71,11 @@ pub trait DeviceClock: Send + Sync + 'static {
     /// Returns the largest error of an instant on this clock, without that of comparing it with another one.
     fn resolution(&self) -> Duration;
 
+    /// Returns how long a stamp itself takes on its queue, by which the span between two stamps is longer than what lies between them.
+    fn stamp_length(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Returns the instant of a stamp's token in nanoseconds, or `None` if the queue has not reached it.
     ///
     /// # Errors
