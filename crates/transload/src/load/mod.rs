@@ -1,7 +1,7 @@
 //! Feature `safetensors`: loads the tensors of a file onto a device. Reads it once, through bounded host memory.
 //!
-//! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails)
-//! and returns slices of it. Several threads read the file, each into staging buffers of its own while earlier chunks are in
+//! [`Runtime::load`], or [`load`] with any transfer manager, puts all tensors into one allocation (several if that fails, or beyond the
+//! largest one of the device) and returns slices of it. Several threads read the file, each into staging buffers of its own while earlier chunks are in
 //! flight. The first chunks are on their way while further buffers are pinned. All buffers together fit the processor's last-level
 //! cache, shared with other loads of the process, unless that takes less than 1 MiB each. A chunk has the layout of the destination, including gaps between tensors, so it is one transfer even if
 //! it has many small tensors. For host destinations the file is read in place, without a ring and without transfers. With
@@ -141,7 +141,7 @@ impl Drop for CancelOnDrop {
 /// [`ErrorKind::InvalidArgument`] for a path that is not a regular, valid safetensors file, with the cause, and for
 /// invalid options; [`ErrorKind::Io`] if reading fails or the file changes meanwhile, by its length, its modification time, and on Unix the time of its last change, which also
 /// moves if the file is renamed or its attributes change (a rewrite in which its number of links changes too is not seen); [`ErrorKind::OutOfMemory`] with
-/// the requested and free bytes; [`ErrorKind::Corrupted`] if bytes that were read back differ;
+/// the requested and free bytes; [`ErrorKind::OutOfRange`] for a tensor beyond the device's largest allocation; [`ErrorKind::Corrupted`] if bytes that were read back differ;
 /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Unsupported`] on a worker of an executor of this library, which must not block
 /// ([`load_async`] does not); errors of the backend.
 pub fn load(
@@ -169,16 +169,18 @@ pub fn load(
         }
         Ok((hashes, report))
     };
-    let mut placement = place(usize::MAX)?;
+    let most = placement::largest_segment(&*backend, options);
+    let mut placement = place(most)?;
     let mut outcome: Result<_> = send(&placement);
-    // There may be enough memory, but not contiguous.
+    let shorter = options.segment.min(most);
+    // There may be enough memory, but not contiguous, or not for one allocation of the device that has the host's pinned memory.
     if let Err(error) = &outcome
-        && error.kind() == ErrorKind::OutOfMemory
+        && matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::OutOfRange)
         && placement.segments().is_empty()
-        && let Some(layout) = Layout::new(&header.tensors, options.alignment_bytes(), options.segment)
-        && layout.segments.len() > 1
+        && let Some(layout) = Layout::new(&header.tensors, options.alignment_bytes(), shorter)
+        && layout.segments.len() > placement.layout.segments.len()
     {
-        placement = place(options.segment)?;
+        placement = place(shorter)?;
         outcome = send(&placement);
         if outcome.is_ok() {
             allocation_retried(options.place, header.bytes, "in segments");

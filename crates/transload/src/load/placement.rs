@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use transload_core::{Error, ErrorKind, MemoryShortage, Place, RawBuffer, Result};
+use transload_core::{Backend, Error, ErrorKind, MemoryKind, MemoryShortage, Place, RawBuffer, Result};
 use transload_transfer::CrossBackendTransferManager;
 
 use super::{
@@ -66,6 +66,20 @@ impl TensorPlacement {
     }
 }
 
+/// Returns the bytes of the longest segment that is within the device's largest allocation, with what aligning it may take.
+pub(super) fn largest_segment(backend: &dyn Backend, options: &LoadOptions) -> usize {
+    let of_device = backend.devices().into_iter().find(|info| info.id == options.place.device);
+    let largest = of_device.and_then(|info| info.largest_allocation);
+    let largest = largest.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    largest.saturating_sub(padding(options)).max(1)
+}
+
+/// Returns the bytes by which an allocation is longer than its segment.
+fn padding(options: &LoadOptions) -> usize {
+    let alignment = options.alignment_bytes();
+    if alignment > options.allocator_alignment() { alignment } else { 0 }
+}
+
 /// Allocates `bytes` at an aligned address.
 fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: usize) -> Result<RawBuffer> {
     let Place { device, kind } = options.place;
@@ -97,11 +111,13 @@ fn check_total_memory(
     layout: &Layout,
 ) -> Result<()> {
     let place = options.place;
-    let padding =
-        if options.alignment_bytes() > options.allocator_alignment() { options.alignment_bytes() } else { 0 };
-    let requested = layout.bytes() as u64 + (padding as u64).saturating_mul(layout.segments.len() as u64);
+    let padding = padding(options) as u64;
+    let requested = layout.bytes() as u64 + padding.saturating_mul(layout.segments.len() as u64);
+    // Pinned memory for a device is the host's.
+    let is_of_device =
+        matches!(place.kind, MemoryKind::Device | MemoryKind::Unified) || place.device.is_cpu();
     match manager.backend(place.device)?.memory_info(place.device) {
-        Ok(memory) if requested > memory.total => Err(too_large(manager, place, requested)),
+        Ok(memory) if is_of_device && requested > memory.total => Err(too_large(manager, place, requested)),
         _ => Ok(()),
     }
 }

@@ -392,3 +392,56 @@ fn devices_of_opengl_copy_any_memory_of_the_host_directly() {
     drop((source, there, back, range));
     assert_drained(&rt);
 }
+
+/// A device of a framework with default limits has 256 MiB in one buffer.
+#[cfg(feature = "safetensors")]
+#[test]
+fn model_beyond_the_largest_allocation_is_loaded_in_segments() {
+    use transload::{
+        CrossBackendTransferManager,
+        cpu::CpuBackend,
+        load::LoadOptions,
+        wgpu::{WgpuBackend, wgpu},
+    };
+
+    use crate::load::{Model, OnDisk};
+
+    let instance = wgpu::Instance::default();
+    let adapters = transload_executor::block_on(instance.enumerate_adapters(VULKAN)).unwrap();
+    let Some(adapter) = adapters.into_iter().next() else {
+        assert!(std::env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_none());
+        println!("skipped: no Vulkan adapter");
+        return;
+    };
+    let mut required_limits = wgpu::Limits::downlevel_defaults();
+    (required_limits.max_buffer_size, required_limits.max_storage_buffer_binding_size) = (1 << 20, 1 << 20);
+    let descriptor = wgpu::DeviceDescriptor { required_limits, ..wgpu::DeviceDescriptor::default() };
+    let opened = transload_executor::block_on(adapter.request_device(&descriptor)).unwrap();
+    let (device, queue) = opened.unwrap();
+    let manager = CrossBackendTransferManager::builder().build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    // SAFETY: no surface is configured for it, and wgpu's queue is not used.
+    let config = unsafe { WgpuBackendConfig::default().with_foreign_device(device, queue) };
+    let backend = WgpuBackend::open(&config).unwrap();
+    let device = transload::backend::Backend::devices(&*backend)[0].id;
+    manager.register_backend(backend).unwrap();
+    let place = Place::new(device, MemoryKind::Device);
+    let model = Model::of_sizes(&[600_000, 600_000, 300_000]);
+    let disk = OnDisk::new(&model.file());
+    for (alignment, segments) in [(256, 2), (512 << 10, 3)] {
+        let loaded =
+            transload::load::load(&manager, disk.path(), &LoadOptions::new(place).alignment(alignment));
+        let loaded = loaded.unwrap();
+        assert_eq!(loaded.segments().len(), segments);
+        model.assert_is(&loaded, 1, |buffer| {
+            let here = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, buffer.len()).unwrap();
+            manager.copy(buffer, &here).wait().unwrap();
+            here.read().unwrap().to_vec()
+        });
+    }
+    // One that does not fit is refused with the limit.
+    let disk = OnDisk::new(&Model::of_sizes(&[2 << 20]).file());
+    let error = transload::load::load(&manager, disk.path(), &LoadOptions::new(place)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfRange);
+    manager.drain().unwrap();
+}

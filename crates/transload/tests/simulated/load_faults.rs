@@ -137,6 +137,20 @@ fn several_allocations_hold_what_one_cannot() {
     assert_empty(&manager);
 }
 
+/// The device's own memory is no limit.
+#[test]
+fn pinned_memory_for_a_device_is_as_large_as_the_hosts() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(1 << 20)) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[600_000, 600_000]);
+    let disk = OnDisk::new(&model.file());
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(place(&test, MemoryKind::Pinned))).unwrap();
+    assert!(loaded.tensors().iter().all(|tensor| tensor.buffer().place().device.is_cpu()));
+    model.assert_is(&loaded, 256, |buffer| buffer.read().unwrap().to_vec());
+    drop(loaded);
+    assert_empty(&manager);
+}
+
 #[test]
 fn without_pinned_memory_to_be_had_the_ring_is_pageable() {
     let Some(test) = harness::device_with(|builder| builder) else { return };

@@ -123,7 +123,8 @@ impl Model {
 }
 
 pub(crate) fn address(tensor: &LoadedTensor) -> u64 {
-    let host = || tensor.buffer().host_address().unwrap().as_ptr().addr() as u64;
+    // Those of Vulkan have none.
+    let host = || tensor.buffer().host_address().map_or(0, |address| address.as_ptr().addr() as u64);
     tensor.buffer().device_address().unwrap_or_else(host)
 }
 
