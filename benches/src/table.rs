@@ -108,7 +108,7 @@ fn every_method(out: &mut String, results: &Results) {
 fn size(bytes: u64) -> String {
     match bytes {
         ..1024 => format!("{bytes} B"),
-        ..1_048_576 => format!("{} KiB", bytes >> 10),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
         _ => format!("{} MiB", bytes >> 20),
     }
 }

@@ -1,6 +1,7 @@
 //! 06 KV cache: more sequences than the GPU has room for. Blocks go out and come back while kernels run.
 //!
-//! `cargo run -p transload --features cuda --example 06_kv_cache`; append `-- --simulate` to try it without a GPU.
+//! `cargo run -p transload --features cuda,safetensors --example 06_kv_cache`; append `-- --simulate` to try it without a GPU, and
+//! `-- --model FILE` to load a file of weights first.
 #![cfg_attr(not(any(target_os = "linux", windows)), no_main)]
 #![cfg(any(target_os = "linux", windows))]
 
@@ -46,10 +47,25 @@ impl Cache {
     }
 }
 
+/// The tensors of the file that the arguments name, if any, in device memory.
+#[cfg(feature = "safetensors")]
+fn weights(rt: &Runtime) -> Result<Option<transload::load::LoadedModel>> {
+    use transload::{DeviceId, MemoryKind, Place, load::LoadOptions};
+    let file = std::env::args().skip_while(|argument| argument != "--model").nth(1);
+    let there = LoadOptions::new(Place::new(DeviceId::Cuda(0), MemoryKind::Device));
+    let model = file.map(|file| rt.load(file, &there)).transpose()?;
+    if let Some(model) = &model {
+        println!("{}", model.report());
+    }
+    Ok(model)
+}
+
 pub(crate) fn main() -> Result<()> {
     simulate::if_asked();
     let rt = Runtime::discover()?;
     let gpu = rt.cuda(0)?;
+    #[cfg(feature = "safetensors")]
+    let _weights = weights(&rt)?;
     let scale_add = gpu.kernel(KERNELS, "scale_add")?;
     let stream = gpu.stream()?;
 
