@@ -3,6 +3,8 @@
 /// Spans kept before the earlier half of them is closed, and of one of thousands that are kept.
 const OPEN: usize = 2048;
 const OPEN_OF_MANY: usize = 64;
+/// How many of a kind there are before they are of many.
+const FEW: usize = 32;
 /// Longest gaps kept.
 const GAPS: usize = 8;
 
@@ -48,6 +50,11 @@ impl BusyTime {
     /// Creates one that takes 1 KiB, of which there may be thousands.
     pub(crate) fn of_many() -> Self {
         Self { is_of_many: true, ..Self::default() }
+    }
+
+    /// Creates the one after so many others.
+    pub(crate) fn of_nth(others: usize) -> Self {
+        Self { is_of_many: others >= FEW, ..Self::default() }
     }
 
     /// Adds a span; its end is not before its begin.

@@ -24,7 +24,8 @@ use crate::{
     open_transfers::OpenTransfers,
     pending::{Begin, Enqueued, KnownClock, OpenBegin, Pending, Resolved},
     report::{ClockReport, Direction},
-    statistics::Times,
+    slots::Slots,
+    statistics::{Room, Times},
     streams::Streams,
     timed_transfers::{Ran, TimedTransfers},
     timeline::{DrawnOperation, TimelineTrace},
@@ -56,8 +57,14 @@ pub(crate) struct Collector {
     streams: Streams,
     /// Begins of operations that are not ended, and not known.
     open: Vec<Weak<OpenBegin>>,
-    /// Timed operations that are not counted yet.
+    /// Timed operations that are not counted yet, by stream and then by clock: at most `capacity`.
     outstanding: usize,
+    pending: Slots<Pending>,
+    resolved: Slots<Resolved>,
+    /// Those of a collection; empty between two.
+    ready: Vec<(ClockId, Resolved)>,
+    /// For all distributions.
+    room: Room,
     clocks: BTreeMap<ClockId, KnownClock>,
     /// Clocks of devices that are gone.
     former_clocks: Vec<ClockReport>,
@@ -77,17 +84,22 @@ pub(crate) struct Collector {
 
 impl Collector {
     pub(crate) fn new(origin: Instant, capacity: usize) -> Self {
+        let room = Room::default();
         Self {
             origin,
             capacity,
-            streams: Streams::default(),
+            streams: Streams::new(room.clone()),
             open: Vec::new(),
             outstanding: 0,
+            pending: Slots::default(),
+            resolved: Slots::default(),
+            ready: Vec::new(),
             clocks: BTreeMap::new(),
             former_clocks: Vec::new(),
             directions: BTreeMap::new(),
             paths: BTreeMap::new(),
-            timed: TimedTransfers::default(),
+            timed: TimedTransfers::new(room.clone()),
+            room,
             was_paused: false,
             transfers: OpenTransfers::default(),
             engines: Engines::default(),
@@ -123,8 +135,8 @@ impl Collector {
         let ended = self.transfers.ended(|| since(origin, Instant::now()), read);
         let Some(trace) = &mut self.trace else { return };
         ended.iter().for_each(|ended| trace.transfer(ended));
-        let pending = self.streams.queues().filter_map(|stream| stream.pending.front());
-        let resolved = self.clocks.values().flat_map(|known| &known.resolved);
+        let pending = self.streams.queues().filter_map(|stream| self.pending.first(&stream.pending));
+        let resolved = self.clocks.values().flat_map(|known| self.resolved.iter(&known.resolved));
         let waiting = pending.map(|one| &one.operation).chain(resolved.map(|one| &one.operation));
         let earliest = waiting.map(|operation| since(self.origin, operation.enqueued)).min();
         trace.advance(earliest.unwrap_or(i64::MAX).min(now - LATE));
@@ -141,6 +153,7 @@ impl Collector {
         for (id, known) in gone {
             let is_reported = self.former_clocks.len() < FORMER_CLOCKS;
             self.former_clocks.extend(is_reported.then(|| known.map.report()));
+            self.timed.finish(id, is_reported);
             self.directions.retain(|(.., clock), (_, busy)| {
                 if *clock == id {
                     busy.finish();
@@ -152,12 +165,15 @@ impl Collector {
 
     fn count_resolved(&mut self, read: bool) {
         let is_crowded = self.outstanding >= self.capacity / 2;
-        let mut ready = Vec::new();
-        self.clocks.values_mut().for_each(|known| known.take_ready(read, is_crowded, &mut ready));
+        let mut ready = std::mem::take(&mut self.ready);
+        for known in self.clocks.values_mut() {
+            known.take_ready(read, is_crowded, &mut self.resolved, &mut ready);
+        }
         // The streams were looked at one after the other.
-        ready.sort_by_key(|(_, resolved)| resolved.begin);
+        ready.sort_unstable_by_key(|(_, resolved)| (resolved.begin, resolved.end));
         self.outstanding = self.outstanding.saturating_sub(ready.len());
-        ready.iter().for_each(|(clock, resolved)| self.count(*clock, resolved));
+        ready.drain(..).for_each(|(clock, resolved)| self.count(clock, &resolved));
+        self.ready = ready;
     }
 
     fn take(&mut self, message: Message, inbox: &Inbox) {
@@ -221,7 +237,7 @@ impl Collector {
             record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
         self.engines.enqueued(id, &operation, submitted, self.capacity);
-        stream.pending.push_back(Pending::new(operation, Begin::Stamp(begin), end));
+        self.pending.push(&mut stream.pending, Pending::new(operation, Begin::Stamp(begin), end));
         self.outstanding += 1;
         if let Some(trace) = &mut self.trace {
             self.transfers.enqueued(transfer, self.capacity);
@@ -263,7 +279,7 @@ impl Collector {
         match time {
             NamedTime::Counted => {}
             NamedTime::Given(took) => {
-                kind.running.add(crate::clock_map::nanoseconds(took));
+                kind.running.add(crate::clock_map::nanoseconds(took), &self.room);
                 kind.given.operations += 1;
                 kind.given.bytes = kind.given.bytes.saturating_add(info.bytes);
                 kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
@@ -274,7 +290,7 @@ impl Collector {
                 let (transfer, id, point, waits_for) = (None, None, None, None);
                 let operation = Enqueued { queue, name, info, transfer, id, point, waits_for, enqueued };
                 if let Some(stream) = self.streams.entry(queue, inbox) {
-                    stream.pending.push_back(Pending::new(operation, Begin::Open(begin), end));
+                    self.pending.push(&mut stream.pending, Pending::new(operation, Begin::Open(begin), end));
                 }
                 self.outstanding += 1;
             }
@@ -284,12 +300,15 @@ impl Collector {
     /// Finds what is complete: on each stream up to the first operation that is not.
     fn resolve(&mut self) {
         for stream in self.streams.queues_mut() {
-            while let Some(pending) = stream.pending.front_mut() {
+            while let Some(pending) = self.pending.first_mut(&stream.pending) {
                 let times = pending.times();
                 if matches!(times, Ok(None)) {
                     break;
                 }
-                let Some(Pending { operation, end: stamp, .. }) = stream.pending.pop_front() else { break };
+                let Some(Pending { operation, end: stamp, .. }) = self.pending.pop(&mut stream.pending)
+                else {
+                    break;
+                };
                 let known = KnownClock::of(&mut self.clocks, stamp.clock(), self.origin);
                 let ran = times.as_ref().ok().and_then(|it| *it);
                 let length = |from: i64, to: i64| (to - from).max(0).cast_unsigned();
@@ -303,7 +322,7 @@ impl Collector {
                 }
                 match (times, known) {
                     (Ok(Some((begin, end))), Some(known)) => {
-                        known.resolved.push_back(Resolved { operation, begin, end });
+                        self.resolved.push(&mut known.resolved, Resolved { operation, begin, end });
                     }
                     _ => {
                         stream.unresolved += 1;
@@ -337,10 +356,10 @@ impl Collector {
         let span = (start.at, stopped.max(start.at));
         if let Some(stream) = self.streams.of(queue) {
             let kind = &mut stream.kinds[info.kind as usize];
-            kind.running.add(ran);
+            kind.running.add(ran, &self.room);
             kind.timed_bytes = kind.timed_bytes.saturating_add(info.bytes);
             if !is_unrelated {
-                kind.waiting.add((start.at - enqueued).max(0).cast_unsigned());
+                kind.waiting.add((start.at - enqueued).max(0).cast_unsigned(), &self.room);
             }
         }
         self.transfers.operated(operation.transfer, Some(span.1).filter(|_| !is_unrelated));
@@ -383,7 +402,8 @@ impl Collector {
                     (&mut times.moving, report.moving),
                 ];
                 for (times, time) in parts {
-                    time.into_iter().for_each(|time| times.add(crate::clock_map::nanoseconds(time)));
+                    let time = time.map(crate::clock_map::nanoseconds);
+                    time.into_iter().for_each(|time| times.add(time, &self.room));
                 }
             }
         }
@@ -417,7 +437,8 @@ impl Collector {
     fn request_records(&mut self, request: Request) {
         for operation in self.engines.collect(request, self.trace.as_mut()) {
             let stream = self.streams.of(&operation.queue);
-            stream.into_iter().for_each(|it| operation.add_to(&mut it.kinds[operation.kind as usize]));
+            let kind = stream.map(|it| &mut it.kinds[operation.kind as usize]);
+            kind.into_iter().for_each(|kind| operation.add_to(kind, &self.room));
         }
     }
 

@@ -19,6 +19,7 @@ use crate::{
     migrations::Migrations,
     pending::Enqueued,
     report::{Direction, EngineReport, GapReport},
+    statistics::Room,
     stream::KindTimes,
     timeline::{DrawnMigration, DrawnWork, TimelineTrace},
 };
@@ -33,7 +34,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const PATIENCE: u64 = 3;
 const PATIENCE_TIME: Duration = Duration::from_secs(10);
 /// Calls whose operations are kept, and work that waits for its call.
-const CALLS: usize = 1 << 16;
+const CALLS: usize = 1 << 15;
 /// What an event span may differ by from the exact one to agree with it, and in hundredths of that.
 const AGREEMENT: (u64, u64) = (2_000, 100);
 
@@ -117,8 +118,8 @@ pub(crate) struct ExactOperation {
 
 impl ExactOperation {
     /// Adds it to the times of its stream's kind.
-    pub(crate) fn add_to(&self, kind: &mut KindTimes) {
-        kind.exact.add(self.exact);
+    pub(crate) fn add_to(&self, kind: &mut KindTimes, room: &Room) {
+        kind.exact.add(self.exact, room);
         let (absolute, hundredths) = AGREEMENT;
         kind.agreeing += u64::from(self.ran.abs_diff(self.exact) <= absolute + self.exact / hundredths);
     }
@@ -329,7 +330,8 @@ impl Engines {
 
     /// Gives work to its operations. Work of others is drawn once no call of it is to come.
     fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>, all: bool) {
-        for (since, recording, work) in mem::take(&mut self.waiting) {
+        for _ in 0..self.waiting.len() {
+            let Some((since, recording, work)) = self.waiting.pop_front() else { break };
             let id = self.calls.get(&work.call);
             let timed = id.and_then(|id| self.timed.get_mut(id));
             let is_kept = !all && self.waiting.len() < CALLS;

@@ -31,6 +31,7 @@ mod prometheus;
 mod record;
 mod report;
 mod runs;
+mod slots;
 mod statistics;
 mod stream;
 mod stream_report;

@@ -4,10 +4,11 @@ use transload_core::OperationSampling;
 
 /// Options of a [`StreamProfiler`](crate::StreamProfiler).
 ///
-/// Its memory does not grow with time. 256 streams have times of their own; further ones, and those that are gone, are reported as `others`, one
-/// for each device and priority. For each kind of operation a stream has a distribution of its waits, of its times and, with records of engines, of its exact spans, each
-/// of 24 KiB up to a second and 41 KiB up to a day. So 256 streams with copies and kernels have 24 MiB; with all nine kinds and records, and times of
-/// a day, 277 MiB.
+/// With the default capacity a profiler takes at most 64 MiB, however long it runs. 256 streams have times of their own; further ones, and those
+/// that are gone, are reported as `others`, one for each device and priority. All distributions together take at most 16 MiB: each of 24 KiB up to a second and 41 KiB up to a
+/// day. A stream has one of its waits and one of its times for each kind of operation, and with records of engines one of its exact spans; a path has five for each method and class of size. Times
+/// whose distribution has no room have none from then on: [`TimesReport::percentiles`](crate::TimesReport::percentiles) is `None`, and their number and
+/// sum are complete.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProfilerOptions {
@@ -16,9 +17,9 @@ pub struct ProfilerOptions {
 }
 
 impl ProfilerOptions {
-    /// Times all operations from 4 MiB on and one in 64 below, and keeps up to 65,536 operations whose end is not known yet.
+    /// Times all operations from 4 MiB on and one in 64 below, and keeps up to 16,384 operations whose end is not known yet.
     pub fn new() -> Self {
-        Self { sampling: OperationSampling::default(), capacity: 1 << 16 }
+        Self { sampling: OperationSampling::default(), capacity: 1 << 14 }
     }
 
     /// Sets which operations are timed; each takes two events. The others are counted.
@@ -27,7 +28,7 @@ impl ProfilerOptions {
         self
     }
 
-    /// Sets how many timed operations may be outstanding, 64 to 1,048,576; about 300 bytes each. Those beyond it are counted as lost.
+    /// Sets how many timed operations may be outstanding, 64 to 1,048,576; about 1.1 KiB each, with records of engines and a trace 2 KiB. Those beyond it are counted as lost.
     pub fn capacity(mut self, operations: usize) -> Self {
         self.capacity = operations.clamp(64, 1 << 20);
         self

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -11,7 +11,11 @@ use transload_core::{
     ClockId, DeviceClock, OperationId, OperationInfo, Result, Stamp, TimelineId, TransferId,
 };
 
-use crate::{clock_map::ClockMap, inbox::QueueKey};
+use crate::{
+    clock_map::ClockMap,
+    inbox::QueueKey,
+    slots::{List, Slots},
+};
 
 pub(crate) struct Enqueued {
     pub(crate) queue: QueueKey,
@@ -106,7 +110,7 @@ pub(crate) struct Resolved {
 /// A clock, and operations that wait for its next reading.
 pub(crate) struct KnownClock {
     pub(crate) map: ClockMap,
-    pub(crate) resolved: VecDeque<Resolved>,
+    pub(crate) resolved: List,
     /// Whether the last reading failed.
     is_unread: bool,
 }
@@ -122,7 +126,7 @@ impl KnownClock {
             Entry::Occupied(known) => Some(known.into_mut()),
             Entry::Vacant(place) => {
                 let map = ClockMap::new(Arc::clone(clock), origin).ok()?;
-                Some(place.insert(Self { map, resolved: VecDeque::new(), is_unread: false }))
+                Some(place.insert(Self { map, resolved: List::default(), is_unread: false }))
             }
         }
     }
@@ -139,15 +143,21 @@ impl KnownClock {
     }
 
     /// Reads the clock if `all` is wanted, or if what waits takes too much room. Moves what can be counted to `ready`.
-    pub(crate) fn take_ready(&mut self, all: bool, is_crowded: bool, ready: &mut Vec<(ClockId, Resolved)>) {
+    pub(crate) fn take_ready(
+        &mut self,
+        all: bool,
+        is_crowded: bool,
+        resolved: &mut Slots<Resolved>,
+        ready: &mut Vec<(ClockId, Resolved)>,
+    ) {
         if all || is_crowded && !self.resolved.is_empty() {
             self.read();
         }
         // Without a reading, times are extrapolated: of a clock that is lost, none will come.
         let all = all || self.is_unread || self.map.is_last_holder();
-        let count = self.resolved.iter().take_while(|one| all || self.map.covers(one.end)).count();
-        let id = self.map.id();
-        ready.extend(self.resolved.drain(..count).map(|resolved| (id, resolved)));
+        while resolved.first(&self.resolved).is_some_and(|one| all || self.map.covers(one.end)) {
+            ready.extend(resolved.pop(&mut self.resolved).map(|resolved| (self.map.id(), resolved)));
+        }
     }
 }
 

@@ -138,7 +138,9 @@ impl Runs {
         if let Some(Run { path, transfers: transfers @ 2.., bytes, ran: Some(ran), most_ns, .. }) =
             self.runs.remove(&number)
         {
-            let totals = self.totals.entry(path).or_default();
+            let number = self.totals.len();
+            let busy = || RunTotals { busy: BusyTime::of_nth(number), ..RunTotals::default() };
+            let totals = self.totals.entry(path).or_insert_with(busy);
             if *totals.clock.get_or_insert(ran.clock) != ran.clock {
                 return;
             }

@@ -1,14 +1,14 @@
 //! What is known of one stream.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use transload_core::{OperationCount, OperationKind, OperationSampling, QueueTally};
 
 use crate::{
     inbox::QueueKey,
-    pending::Pending,
     report::ClockReport,
-    statistics::Times,
+    slots::List,
+    statistics::{Room, Times},
     stream_report::{KindReport, StreamReport, timed_share},
 };
 
@@ -29,13 +29,13 @@ pub(crate) struct KindTimes {
 
 impl KindTimes {
     /// Adds the times of another one, and not what the user recorded.
-    fn merge(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self, room: &Room) {
         self.timed_bytes = self.timed_bytes.saturating_add(other.timed_bytes);
         self.given.operations = self.given.operations.saturating_add(other.given.operations);
         self.given.bytes = self.given.bytes.saturating_add(other.given.bytes);
-        self.waiting.merge(&other.waiting);
-        self.running.merge(&other.running);
-        self.exact.merge(&other.exact);
+        self.waiting.merge(&other.waiting, room);
+        self.running.merge(&other.running, room);
+        self.exact.merge(&other.exact, room);
         self.agreeing = self.agreeing.saturating_add(other.agreeing);
     }
 
@@ -67,8 +67,10 @@ pub(crate) struct Stream {
     seen: [OperationCount; OperationKind::ALL.len()],
     /// Counts of earlier attachments.
     before: [OperationCount; OperationKind::ALL.len()],
-    pub(crate) kinds: [KindTimes; OperationKind::ALL.len()],
-    pub(crate) pending: VecDeque<Pending>,
+    /// None if it is reported with others.
+    pub(crate) kinds: Vec<KindTimes>,
+    /// Operations whose instants are not known.
+    pub(crate) pending: List,
     /// The end of the last wait for another stream, by the device's clock, of those that ended before the first of `pending`.
     pub(crate) waited_until: Option<i64>,
     pub(crate) unresolved: u64,
@@ -82,8 +84,11 @@ impl Stream {
             tally: None,
             seen: Default::default(),
             before: Default::default(),
-            kinds: Default::default(),
-            pending: VecDeque::new(),
+            kinds: match reported {
+                Reported::WithOthers => Vec::new(),
+                _ => OperationKind::ALL.map(|_| KindTimes::default()).into(),
+            },
+            pending: List::default(),
             waited_until: None,
             unresolved: 0,
         }
@@ -91,7 +96,8 @@ impl Stream {
 
     fn counts(&self) -> [OperationCount; OperationKind::ALL.len()] {
         std::array::from_fn(|kind| {
-            let parts = [self.before[kind], self.seen[kind], self.kinds[kind].recorded];
+            let recorded = self.kinds.get(kind).map_or(OperationCount::default(), |kind| kind.recorded);
+            let parts = [self.before[kind], self.seen[kind], recorded];
             OperationCount {
                 operations: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.operations)),
                 bytes: parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes)),
@@ -140,14 +146,14 @@ impl Stream {
     }
 
     /// Adds the counts and times of another stream.
-    pub(crate) fn merge(&mut self, mut other: Self) {
+    pub(crate) fn merge(&mut self, mut other: Self, room: &Room) {
         other.look();
         for (sum, count) in self.before.iter_mut().zip(other.counts()) {
             sum.operations = sum.operations.saturating_add(count.operations);
             sum.bytes = sum.bytes.saturating_add(count.bytes);
         }
         for (sum, kind) in self.kinds.iter_mut().zip(&other.kinds) {
-            sum.merge(kind);
+            sum.merge(kind, room);
         }
         self.unresolved = self.unresolved.saturating_add(other.unresolved);
     }

@@ -33,7 +33,7 @@ pub struct TimesReport {
     pub count: u64,
     /// Their sum.
     pub total_ns: u64,
-    /// Their distribution; `None` without any.
+    /// Their distribution; `None` without any, or if the [memory](crate::ProfilerOptions) for distributions was full: that of a part would be a wrong one.
     pub percentiles: Option<Percentiles>,
 }
 
@@ -148,7 +148,11 @@ pub(crate) fn timed_share<'a>(kinds: impl Iterator<Item = &'a KindReport>) -> Op
 impl fmt::Display for TimesReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.percentiles {
-            None => f.write_str("not timed"),
+            None if self.count == 0 => f.write_str("not timed"),
+            None => {
+                let mean = time(self.total_ns / self.count);
+                write!(f, "mean {mean}, no percentiles: the memory for distributions was full")
+            }
             Some(Percentiles { p50_ns, p90_ns, max_ns, .. }) => {
                 write!(f, "median {}, p90 {}, longest {}", time(p50_ns), time(p90_ns), time(max_ns))
             }

@@ -6,6 +6,7 @@ use transload_core::TimelineId;
 
 use crate::{
     inbox::{Inbox, QueueKey},
+    statistics::Room,
     stream::{Reported, Stream},
 };
 
@@ -19,9 +20,15 @@ pub(crate) struct Streams {
     queues: BTreeMap<TimelineId, Stream>,
     /// One for all of a device and priority that are gone or beyond those that have times of their own.
     others: Vec<Stream>,
+    /// For their distributions.
+    room: Room,
 }
 
 impl Streams {
+    pub(crate) fn new(room: Room) -> Self {
+        Self { room, ..Self::default() }
+    }
+
     /// Returns the stream of a queue, which may be new; `None` if there are too many. Its times are those of [`of`](Self::of).
     pub(crate) fn entry(&mut self, key: QueueKey, inbox: &Inbox) -> Option<&mut Stream> {
         let is_new = !self.queues.contains_key(&key.id);
@@ -47,7 +54,7 @@ impl Streams {
         }
         let others = others_of(&mut self.others, &stream.key);
         match stream.reported {
-            Reported::Apart => others.merge(stream),
+            Reported::Apart => others.merge(stream, &self.room),
             _ => others.look_at(&mut stream),
         }
     }

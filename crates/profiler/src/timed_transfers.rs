@@ -4,7 +4,13 @@ use std::collections::BTreeMap;
 
 use transload_core::{ClockId, CostBasis, DeviceId, TransferId, TransferMethod, TransferReport};
 
-use crate::{Direction, busy::BusyTime, collector::PathKey, runs::Runs, statistics::Times};
+use crate::{
+    Direction,
+    busy::BusyTime,
+    collector::PathKey,
+    runs::Runs,
+    statistics::{Room, Times},
+};
 
 /// Transfers that are kept until all of their operations are known; of more, the oldest are forgotten.
 const OPEN: usize = 4096;
@@ -49,7 +55,7 @@ struct Submitted {
 }
 
 /// The timed transfers of one path, method and class of size. All have one clock.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct TimedTotals {
     clock: Option<(ClockId, DeviceId)>,
     pub(crate) is_simulated: bool,
@@ -75,9 +81,25 @@ pub(crate) struct TimedTransfers {
     pub(crate) totals: BTreeMap<PathKey, TimedTotals>,
     /// Time in which any of them ran, by the device that did the work, and its clock: those that `totals` have.
     pub(crate) lanes: BTreeMap<(ClockId, DeviceId, Direction), BusyTime>,
+    /// For their distributions.
+    room: Room,
 }
 
 impl TimedTransfers {
+    pub(crate) fn new(room: Room) -> Self {
+        Self { room, ..Self::default() }
+    }
+
+    /// Takes that no time of a clock is to come, of which nothing is kept if it is not reported.
+    pub(crate) fn finish(&mut self, gone: ClockId, is_reported: bool) {
+        self.lanes.retain(|(clock, ..), busy| {
+            if *clock == gone {
+                busy.finish();
+            }
+            *clock != gone || is_reported
+        });
+    }
+
     /// Takes a submission, begun so many nanoseconds since the profiler was made, which may come after its operations.
     pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport, begun: i64) {
         let submitted = Submitted {
@@ -128,7 +150,9 @@ impl TimedTransfers {
             return;
         };
         let Submitted { key, lane, begun, predicted_ns, is_usual, is_simulated, basis, .. } = submitted;
-        let totals = self.totals.entry(key).or_default();
+        let number = self.totals.len();
+        let busy = || TimedTotals { busy: BusyTime::of_nth(number), ..TimedTotals::default() };
+        let totals = self.totals.entry(key).or_insert_with(busy);
         if bytes != submitted.bytes {
             return;
         }
@@ -142,8 +166,9 @@ impl TimedTransfers {
         totals.built_in += u64::from(basis == CostBasis::BuiltIn);
         totals.is_simulated |= is_simulated;
         totals.predicted_ns = totals.predicted_ns.saturating_add(predicted_ns);
-        totals.running.add((ran.end - ran.begin).max(0).cast_unsigned());
-        ran.host.into_iter().for_each(|host| totals.waiting.add((host - begun).max(0).cast_unsigned()));
+        totals.running.add((ran.end - ran.begin).max(0).cast_unsigned(), &self.room);
+        let waited = ran.host.map(|host| (host - begun).max(0).cast_unsigned());
+        waited.into_iter().for_each(|waited| totals.waiting.add(waited, &self.room));
         totals.busy.add(ran.begin, ran.end);
         let of_lane = (ran.clock, lane, Direction::of_path(lane, key.0));
         self.lanes.entry(of_lane).or_default().add(ran.begin, ran.end);
