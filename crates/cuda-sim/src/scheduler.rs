@@ -265,18 +265,19 @@ fn is_ready(state: &State, stream: u64) -> bool {
         && is_written(state, own.device, head)
 }
 
+/// Allocates nothing: tests count what is allocated.
 fn any_ready(state: &mut State, device: u32) -> Option<u64> {
-    let ready: Vec<u64> = state
-        .streams
-        .iter()
-        .filter(|(id, stream)| stream.device == device && is_ready(state, **id))
-        .map(|(id, _)| *id)
-        .collect();
-    if ready.is_empty() {
+    let count = ready(state, device).count();
+    if count == 0 {
         return None;
     }
-    let drawn = state.device_mut(device).rng.below(ready.len());
-    ready.get(drawn).copied()
+    let drawn = state.device_mut(device).rng.below(count);
+    ready(state, device).nth(drawn)
+}
+
+fn ready(state: &State, device: u32) -> impl Iterator<Item = u64> {
+    let streams = state.streams.iter().filter(move |(_, stream)| stream.device == device);
+    streams.map(|(id, _)| *id).filter(|id| is_ready(state, *id))
 }
 
 /// Runs work until `point` is reached, or a host function that it depends on has timed out.

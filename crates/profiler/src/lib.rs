@@ -28,6 +28,7 @@ mod pending;
 mod profiler;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod recent;
 mod record;
 mod report;
 mod runs;

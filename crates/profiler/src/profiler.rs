@@ -418,9 +418,8 @@ impl Shared {
         collector
     }
 
-    /// Calls no code of the caller but the output of a trace.
+    /// Calls no code of the caller but the output of a trace. The backends have prepared the thread.
     fn collect_of(&self, alive: &[Arc<dyn Backend>], read: bool) -> MutexGuard<'_, Collector> {
-        let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
         let is_due = self.inbox.is_open() && (read || self.collector.lock().idle_pinned.is_due());
         let idle: Vec<_> = alive
             .iter()
@@ -439,6 +438,7 @@ impl Shared {
             self.inbox.open(false);
             let sink = Arc::clone(&self.inbox) as Arc<dyn OperationSink>;
             let alive: Vec<_> = backends.known.iter().filter_map(Weak::upgrade).collect();
+            let _attached: Vec<_> = alive.iter().map(|backend| backend.attach_thread()).collect();
             // The queues' counts, before another profiler's attachment may clear them, and what came until this one's end.
             drop(self.collect_of(&alive, false));
             alive.iter().for_each(|backend| backend.detach_sink(&sink));

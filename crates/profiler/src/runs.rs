@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use transload_core::{ClockId, TransferId, TransferPath, TransferReport};
 
-use crate::{busy::BusyTime, clock_map::nanoseconds, timed_transfers::Ran};
+use crate::{busy::BusyTime, clock_map::nanoseconds, recent::Recent, timed_transfers::Ran};
 
 /// The largest transfer of a run, in bytes.
 const PIECE: u64 = 64 << 10;
-/// Runs and their transfers that are kept; of more, the oldest are forgotten.
-const OPEN: usize = 4096;
+/// Threads whose runs are known.
+const THREADS: usize = 4096;
 
 struct Run {
     path: TransferPath,
@@ -44,10 +44,10 @@ pub(crate) struct RunTotals {
 
 #[derive(Default)]
 pub(crate) struct Runs {
-    runs: BTreeMap<u64, Run>,
+    runs: Recent<u64, Run>,
     /// The last run of each thread.
     of_threads: BTreeMap<u64, u64>,
-    members: BTreeMap<TransferId, Member>,
+    members: Recent<TransferId, Member>,
     last: u64,
     pub(crate) totals: BTreeMap<TransferPath, RunTotals>,
 }
@@ -58,7 +58,7 @@ impl Runs {
         let (path, bytes) = (report.path, report.bytes);
         let last = self.of_threads.get(&thread).copied();
         let continued = last.and_then(|last| {
-            let run = self.runs.get_mut(&last)?;
+            let run = self.runs.get_mut(last)?;
             run.is_closed |= run.path != path || bytes > PIECE;
             (!run.is_closed).then_some(run)
         });
@@ -76,20 +76,14 @@ impl Runs {
                 self.last += 1;
                 let run =
                     Run { path, transfers: 1, bytes, timed: 0, ran: None, most_ns: 0, is_closed: false };
-                self.runs.insert(self.last, run);
+                self.runs.get_or_insert(self.last, || run);
                 self.of_threads.insert(thread, self.last);
             }
         }
         if let Some(run) = self.of_threads.get(&thread).copied() {
-            self.members.insert(id, Member { run, is_ended: false, is_timed: false });
+            self.members.get_or_insert(id, || Member { run, is_ended: false, is_timed: false });
         }
-        for _ in OPEN..self.members.len() {
-            self.members.pop_first();
-        }
-        for _ in OPEN..self.runs.len() {
-            self.runs.pop_first();
-        }
-        for _ in OPEN..self.of_threads.len() {
+        for _ in THREADS..self.of_threads.len() {
             self.of_threads.pop_first();
         }
     }
@@ -102,7 +96,7 @@ impl Runs {
     /// Ends all runs, since ends that their threads saw may not be known.
     pub(crate) fn close(&mut self) {
         self.runs.values_mut().for_each(|run| run.is_closed = true);
-        self.runs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|number| self.settle(number));
+        self.runs.keys().collect::<Vec<_>>().into_iter().for_each(|number| self.settle(number));
     }
 
     /// Takes when a transfer ran.
@@ -118,13 +112,13 @@ impl Runs {
     }
 
     fn change(&mut self, id: TransferId, change: impl FnOnce(&mut Member, &mut Run)) {
-        let Some(member) = self.members.get_mut(&id) else { return };
+        let Some(member) = self.members.get_mut(id) else { return };
         let number = member.run;
-        if let Some(run) = self.runs.get_mut(&number) {
+        if let Some(run) = self.runs.get_mut(number) {
             change(member, run);
         }
         if member.is_ended && member.is_timed {
-            self.members.remove(&id);
+            self.members.remove(id);
         }
         self.settle(number);
     }
@@ -132,11 +126,11 @@ impl Runs {
     /// Counts a run that is complete.
     fn settle(&mut self, number: u64) {
         let is_complete = |run: &Run| run.is_closed && run.timed == run.transfers;
-        if !self.runs.get(&number).is_some_and(is_complete) {
+        if !self.runs.get_mut(number).is_some_and(|run| is_complete(run)) {
             return;
         }
         if let Some(Run { path, transfers: transfers @ 2.., bytes, ran: Some(ran), most_ns, .. }) =
-            self.runs.remove(&number)
+            self.runs.remove(number)
         {
             let number = self.totals.len();
             let busy = || RunTotals { busy: BusyTime::of_nth(number), ..RunTotals::default() };

@@ -8,12 +8,10 @@ use crate::{
     Direction,
     busy::BusyTime,
     collector::PathKey,
+    recent::Recent,
     runs::Runs,
     statistics::{Room, Times},
 };
-
-/// Transfers that are kept until all of their operations are known; of more, the oldest are forgotten.
-const OPEN: usize = 4096;
 
 /// When something ran, by one clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +73,8 @@ pub(crate) struct TimedTotals {
 
 #[derive(Default)]
 pub(crate) struct TimedTransfers {
-    /// The oldest first.
-    open: BTreeMap<TransferId, Open>,
+    /// Until all of their operations are known.
+    open: Recent<TransferId, Open>,
     pub(crate) runs: Runs,
     pub(crate) totals: BTreeMap<PathKey, TimedTotals>,
     /// Time in which any of them ran, by the device that did the work, and its clock: those that `totals` have.
@@ -132,20 +130,17 @@ impl TimedTransfers {
     }
 
     fn open(&mut self, id: TransferId) -> &mut Open {
-        if self.open.len() >= OPEN && !self.open.contains_key(&id) {
-            self.open.pop_first();
-        }
-        self.open.entry(id).or_default()
+        self.open.get_or_insert(id, Open::default)
     }
 
     /// Counts a transfer once all of its bytes were moved by timed operations. One that moves them twice, or by several clocks, is left out.
     fn count(&mut self, id: TransferId) {
         let is_known = |open: &Open| open.submitted.as_ref().is_some_and(|it| open.bytes >= it.bytes);
-        if !self.open.get(&id).is_some_and(is_known) {
+        if !self.open.get_mut(id).is_some_and(|open| is_known(open)) {
             return;
         }
         let Some(Open { submitted: Some(submitted), bytes, ran: Some(ran), is_split: false }) =
-            self.open.remove(&id)
+            self.open.remove(id)
         else {
             return;
         };

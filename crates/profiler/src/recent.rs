@@ -1,0 +1,81 @@
+//! What is kept by keys that nearly ascend, of the last ones only, in memory that is used again.
+
+use std::collections::VecDeque;
+
+/// Keys that are kept; of more, the first are forgotten.
+pub(crate) const KEPT: usize = 4096;
+
+/// The values of keys, in their order. Those that were removed leave a place.
+pub(crate) struct Recent<K, V>(VecDeque<(K, Option<V>)>);
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<K: Copy + Ord, V> Recent<K, V> {
+    fn find(&self, key: K) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&key, |(key, _)| *key)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        let index = self.find(key).ok()?;
+        self.0[index].1.as_mut()
+    }
+
+    /// Returns the value of a key, which may be new.
+    pub(crate) fn get_or_insert(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
+        let index = match self.find(key) {
+            Ok(index) => index,
+            Err(mut index) => {
+                // The first one makes room, unless it is the new one's neighbour: then that is the first.
+                if self.0.len() >= KEPT && self.0.pop_front().is_some() {
+                    index = index.saturating_sub(1);
+                }
+                self.0.insert(index, (key, None));
+                index
+            }
+        };
+        self.0[index].1.get_or_insert_with(new)
+    }
+
+    pub(crate) fn remove(&mut self, key: K) -> Option<V> {
+        let index = self.find(key).ok()?;
+        let removed = self.0[index].1.take();
+        while self.0.pop_front_if(|(_, value)| value.is_none()).is_some() {}
+        removed
+    }
+
+    /// Returns the keys of which there is a value.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = K> {
+        self.0.iter().filter(|(_, value)| value.is_some()).map(|(key, _)| *key)
+    }
+
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.0.iter_mut().filter_map(|(_, value)| value.as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_in_nearly_any_order_are_found_and_the_first_are_forgotten() {
+        let mut recent = Recent::default();
+        // Pairs are swapped.
+        for key in (0..10_000_u32).map(|key| key ^ 1) {
+            assert_eq!(*recent.get_or_insert(key, || key), key);
+            if key % 3 == 0 {
+                assert_eq!((recent.remove(key), recent.remove(key)), (Some(key), None));
+            }
+        }
+        let kept: Vec<_> = recent.keys().collect();
+        let last = 10_000 - KEPT as u32;
+        assert!(kept.is_sorted() && kept.iter().all(|key| *key >= last && key % 3 != 0));
+        assert_eq!(kept.len(), (last..10_000).filter(|key| key % 3 != 0).count());
+        assert!(recent.get_mut(last - 1).is_none() && recent.get_mut(9_999).is_none());
+        assert_eq!(recent.get_mut(9_998), Some(&mut 9_998));
+    }
+}
