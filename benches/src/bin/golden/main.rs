@@ -43,7 +43,7 @@ const HEAD: &str = "\
 # `cargo xtask golden` checks this file; `cargo xtask golden --update` rewrites it.
 #
 # Counts are means of 8 operations. Calls and heap allocations are the calling thread's; the software driver's own allocations
-# are not among them. Left out is what differs between runs:
+# are not among them. Locks are not counted. Left out is what differs between runs:
 #   where the host's threads take part, all but the work that is enqueued, and that too where they join neighbouring chunks;
 #   of waits for a short download to pinned memory, which poll for a while, all but that work; of its submission, the virtual time;
 #   of operations that a profiler times, all but work and events.
