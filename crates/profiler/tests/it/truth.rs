@@ -14,7 +14,8 @@ use serde_json::Value;
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, OperationKind, Pattern, RawBuffer, Timing, submit,
+    Backend, DeviceId, FloatType, MemoryKind, Operation, OperationKind, Pattern, RawBuffer, Recording,
+    StreamPriority, Timing, submit,
 };
 use transload_cuda_sim::{SimDevice, harness};
 use transload_profiler::{TraceFormat, TraceOptions};
@@ -38,6 +39,11 @@ struct Work {
     there: RawBuffer,
     large: [RawBuffer; 2],
     pieces: Vec<(RawBuffer, RawBuffer)>,
+    /// The destination of casts to half as many bytes.
+    half: RawBuffer,
+    unified: RawBuffer,
+    /// A copy from `here` to `there`.
+    recording: Arc<dyn Recording>,
 }
 
 impl Work {
@@ -49,12 +55,19 @@ impl Work {
         let pieces = (0..PIECES).map(|at| (part(&here, at), part(&there, PIECES - 1 - at))).collect();
         here.write().unwrap().fill(1);
         large[0].write().unwrap().fill(2);
-        Self { here, there, large, pieces }
+        let half = allocate(MemoryKind::Device, BYTES / 2);
+        let unified = allocate(MemoryKind::Unified, BYTES);
+        unified.write().unwrap().fill(3);
+        let copy = Operation::Copy { src: &here, dst: &there };
+        let recording = backend.record(device, StreamPriority::Normal, &[copy]).unwrap();
+        backend.prepare_in_place(device).unwrap();
+        Self { here, there, large, pieces, half, unified, recording }
     }
 
     /// Operations, and what is drawn of them: name, bytes, pieces.
-    fn operations(&self) -> [(Operation<'_>, (&'static str, u64, u64)); 6] {
-        let Self { here, there, large, pieces } = self;
+    fn operations(&self) -> [(Operation<'_>, (&'static str, u64, u64)); 12] {
+        let Self { here, there, large, pieces, half, unified, recording } = self;
+        let device = there.place().device;
         let bytes = BYTES as u64;
         [
             // While it runs, the others are enqueued.
@@ -64,6 +77,18 @@ impl Work {
             (Operation::CopyBatch { pairs: pieces }, ("copy batch", 4096 * PIECES as u64, PIECES as u64)),
             (Operation::Copy { src: &large[1], dst: &large[0] }, ("copy", 8 * bytes, 1)),
             (Operation::Copy { src: there, dst: here }, ("copy", bytes, 1)),
+            (Operation::CopyInPlace { src: here, dst: there }, ("copy kernel", bytes, 1)),
+            (
+                Operation::CopyBatchInPlace { pairs: pieces },
+                ("copy kernel", 4096 * PIECES as u64, PIECES as u64),
+            ),
+            (
+                Operation::Cast { src: there, from: FloatType::F32, dst: half, to: FloatType::F16 },
+                ("cast", bytes / 2, 1),
+            ),
+            (Operation::Prefetch { buffer: unified, to: device }, ("prefetch", bytes, 1)),
+            (Operation::Prefetch { buffer: unified, to: DeviceId::Cpu }, ("prefetch", bytes, 1)),
+            (Operation::Replay { recorded: &**recording }, ("replay", 0, 1)),
         ]
     }
 }
