@@ -20,8 +20,17 @@ use transload_core::{
 const NOT_OFFERED: [&str; 5] = ["prefetch", "casts", "peers", "recordings", "held-fences"];
 /// Checks of what some drivers do not offer: how much memory is free, timestamps of 64 bits, memory that is the host's. By wgpu alone, device memory
 /// is not counted apart.
-const BY_DRIVER: [&str; 8] =
-    ["memory-info", "device-bytes", "durations", "stamps", "records", "sampling", "sinks", "in-place"];
+const BY_DRIVER: [&str; 9] = [
+    "memory-info",
+    "device-bytes",
+    "durations",
+    "stamps",
+    "records",
+    "record-kinds",
+    "sampling",
+    "sinks",
+    "in-place",
+];
 
 /// Checks the devices of an API, or prints why there is none.
 fn check_devices(config: WgpuBackendConfig) {

@@ -47,6 +47,7 @@ mod completion;
 mod content;
 mod context;
 mod gate;
+mod kinds;
 mod lifetime;
 mod optional;
 mod order;
@@ -193,6 +194,7 @@ pub const CHECKS: &[Check] = checks! {
     "durations" "a measured operation's duration is returned once" completion::durations;
     "stamps" "stamps of a queue do not decrease, and enclose the times of its operations" profiling::stamps;
     "records" "a sink is passed each operation once, with what it does" profiling::records;
+    "record-kinds" "a record of an optional operation says what it does" kinds::kinds;
     "sampling" "a sink's counts include operations that are not timed" profiling::sampling;
     "sinks" "a device has one sink, which gets nothing of the time before and after" profiling::sinks;
     "wakers" "a waker is woken once, and not before its point is reached" awaiting::wakers;

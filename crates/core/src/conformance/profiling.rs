@@ -29,7 +29,7 @@ impl OperationSink for Recorder {
 }
 
 /// A recorder that is detached when this is dropped, so that a failed check leaves the devices without one.
-struct Attached<'a> {
+pub(super) struct Attached<'a> {
     context: &'a TestContext<'a>,
     recorder: Arc<Recorder>,
     sink: Arc<dyn OperationSink>,
@@ -37,7 +37,10 @@ struct Attached<'a> {
 
 impl<'a> Attached<'a> {
     /// Attaches a new recorder; `None` if the backend supports no sinks.
-    fn new(context: &'a TestContext<'a>, sampling: OperationSampling) -> Result<Option<Self>, Failure> {
+    pub(super) fn new(
+        context: &'a TestContext<'a>,
+        sampling: OperationSampling,
+    ) -> Result<Option<Self>, Failure> {
         let recorder = Arc::new(Recorder::default());
         let sink: Arc<dyn OperationSink> = Arc::clone(&recorder) as _;
         match context.backend().attach_sink(&sink, sampling) {
@@ -48,7 +51,7 @@ impl<'a> Attached<'a> {
     }
 
     /// Returns what was passed since the last call, once all work is complete, without the waits of queues for each other.
-    fn take(&self) -> Result<Vec<OperationRecord>, Failure> {
+    pub(super) fn take(&self) -> Result<Vec<OperationRecord>, Failure> {
         self.context.backend().drain()?;
         let mut records = std::mem::take(&mut *self.recorder.records.lock());
         for record in &records {
@@ -68,9 +71,9 @@ impl Drop for Attached<'_> {
     }
 }
 
-const NO_SINKS: &str = "the backend passes operations to no sink";
+pub(super) const NO_SINKS: &str = "the backend passes operations to no sink";
 
-fn not_applicable(reason: &str) -> CheckResult {
+pub(super) fn not_applicable(reason: &str) -> CheckResult {
     Ok(Verdict::NotApplicable(reason.to_owned()))
 }
 
@@ -102,7 +105,7 @@ impl Pair {
 }
 
 /// Returns the instant of a stamp of a drained queue.
-fn known(stamp: &Stamp, what: &str) -> Result<i64, Failure> {
+pub(super) fn known(stamp: &Stamp, what: &str) -> Result<i64, Failure> {
     match stamp.time()? {
         Some(time) => Ok(time),
         None => fail!("the instant of {what} is not known after a drain"),

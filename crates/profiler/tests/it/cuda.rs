@@ -9,17 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, MemoryKind, Operation, OperationKind, OperationSampling, Pattern, StreamPriority,
-    Timing, TransferMethod, WorkloadType, submit,
+    Backend, DeviceId, MemoryKind, Operation, OperationInfo, OperationKind, OperationRecord,
+    OperationSampling, OperationSink, Pattern, Queue as _, StreamPriority, Timing, TransferId,
+    TransferMethod, TransferScope, Wanted, WorkloadType, submit,
 };
 use transload_cuda_sim::harness::{self, EndCheck};
 use transload_profiler::{
     Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions,
 };
-use transload_streams::CudaStream;
+use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{Written, timing_all};
@@ -380,4 +382,49 @@ fn disabled_profiler_makes_no_driver_calls() {
         thread::yield_now();
     }
     assert_eq!(profiler.get_stream_report(&*queue).unwrap().operations(), 2);
+}
+
+/// Keeps what it is given.
+#[derive(Default)]
+struct Records(Mutex<Vec<OperationRecord>>);
+
+impl OperationSink for Records {
+    fn operation(&self, record: OperationRecord) {
+        self.0.lock().push(record);
+    }
+}
+
+#[test]
+fn launch_is_passed_to_a_sink_as_a_kernel_of_its_transfer() {
+    let (test, backend, profiler) = setup();
+    profiler.disable();
+    let records = Arc::new(Records::default());
+    let sink: Arc<dyn OperationSink> = Arc::clone(&records) as _;
+    backend.attach_sink(&sink, OperationSampling::ALL).unwrap();
+    let device = backend.device(test.ordinal()).unwrap();
+    let saxpy = include_str!("../../../streams/examples/kernels/saxpy.ptx");
+    let kernel = CudaModule::from_ptx(device, saxpy).unwrap().kernel("transload_saxpy").unwrap();
+    let stream = CudaStream::new(device).unwrap();
+    let allocate = || backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 4000).unwrap();
+    let (x, y) = (allocate(), allocate());
+    for dst in [&x, &y] {
+        submit(&stream, &Operation::Fill { dst, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    }
+    let transfer = TransferId::if_wanted(Wanted::Times);
+    let scope = TransferScope::enter(transfer);
+    let launch = kernel.launch(LaunchConfig::for_elements(1000, 256)).arg(2.0_f32).reads(&x);
+    // SAFETY: the kernel takes a float, two arrays of so many floats, and their number.
+    let fence = unsafe { launch.reads_writes(&y).arg(1000_u64).enqueue(&stream) }.unwrap();
+    drop(scope);
+    fence.wait().unwrap();
+    stream.occupy(Duration::from_micros(50)).unwrap().wait().unwrap();
+    backend.detach_sink(&sink);
+    let found = std::mem::take(&mut *records.0.lock());
+    let found: Vec<_> = found.into_iter().map(|it| (it.queue, it.info, it.transfer)).collect();
+    let id = stream.timeline().id();
+    let info = |kind, bytes| OperationInfo { kind, path: None, bytes, pieces: 1 };
+    let (fill, launch) = (info(OperationKind::Fill, 4000), info(OperationKind::Kernel, 0));
+    assert_eq!(found, [(id, fill, None), (id, fill, None), (id, launch, transfer), (id, launch, None)]);
+    drop((fence, kernel, x, y, stream, profiler, backend));
+    test.assert_no_live_objects();
 }
