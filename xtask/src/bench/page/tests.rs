@@ -243,6 +243,76 @@ fn break_points_and_rejections_are_in_the_chart_and_in_words() {
     assert!(paths.contains("PeerToPeer at 4 KiB (one side is the host)"));
 }
 
+/// Returns the points of the shape of a class in a chart.
+fn points(chart: &str, class: &str) -> Vec<(f64, f64)> {
+    let shape = chart.split('<').find(|shape| shape.contains(&format!("class=\"{class}\""))).unwrap();
+    let text = shape.split_once("points=\"").unwrap().1.split_once('"').unwrap().0;
+    let point = |point: &str| {
+        let (x, y) = point.split_once(',').unwrap();
+        (x.parse().unwrap(), y.parse().unwrap())
+    };
+    text.split(' ').map(point).collect()
+}
+
+/// Returns the declarations of a rule of the page's style.
+fn rule<'a>(page: &'a str, selector: &str) -> &'a str {
+    page.split_once(&format!("{selector}{{")).unwrap().1.split_once('}').unwrap().0
+}
+
+#[test]
+fn chart_has_ranges_broken_references_and_a_thick_line_along_the_chosen_methods() {
+    let mut results = hardware_sample();
+    let with_reference = ResultRow {
+        bytes: 4096,
+        value: 8.0,
+        unit: "us".to_owned(),
+        reference_value: Some(7.0),
+        ..results.rows[4].clone()
+    };
+    results.rows.push(with_reference);
+    let page = html(&results, None);
+    for chart in section(&page, "paths").split("<svg").skip(1) {
+        let lines = ["line m-d", "line m-s"].map(|class| points(chart, class));
+        for (line, band) in lines.iter().zip(["band f m-d", "band f m-s"]) {
+            // From the one end of the range to the other, and back.
+            let band = points(chart, band);
+            assert_eq!((line.len(), band.len()), (2, 4), "{chart}");
+            for (index, (x, y)) in line.iter().enumerate() {
+                let ends = [band[index], band[3 - index]];
+                assert!(ends.iter().all(|end| end.0 == *x), "{chart}");
+                assert!((ends[0].1 - y) * (ends[1].1 - y) < 0.0, "the line lies within its range: {chart}");
+            }
+        }
+        assert_eq!(points(chart, "chosen"), [lines[0][0], lines[1][1]], "{chart}");
+        assert_eq!(points(chart, "ref").len(), 2, "{chart}");
+        assert!(chart.contains("class=\"ref\" stroke-dasharray=\"7 4\""), "{chart}");
+    }
+    let width = |selector| -> f64 {
+        let (_, width) = rule(&page, selector).split_once("stroke-width:").unwrap();
+        width.split(';').next().unwrap().parse().unwrap()
+    };
+    assert!(width("svg .chosen") >= 3.0 * width("svg .line"));
+    let visible = |selector| {
+        !["display:none", "opacity:0;", "visibility"].iter().any(|it| rule(&page, selector).contains(it))
+    };
+    assert!(["svg .chosen", "svg .band", "svg .ref"].into_iter().all(visible));
+    assert!(
+        rule(&page, "svg .chosen").contains("stroke:var(") && rule(&page, "svg .ref").contains("stroke:var(")
+    );
+}
+
+#[test]
+fn wrong_choices_alone_are_hatched() {
+    let mut results = hardware_sample();
+    let hatched = |page: &str| section(page, "choices").matches(" wrong\"").count();
+    assert_eq!(hatched(&html(&results, None)), 0);
+    results.choices[1].method = "DirectCopy".to_owned();
+    let page = html(&results, None);
+    assert!(section(&page, "choices").contains("<td class=\"m-d wrong\" title=\"wrong: DirectCopy chosen"));
+    assert_eq!(hatched(&page), 1);
+    assert!(rule(&page, "td.wrong").contains("background-image:repeating-linear-gradient("));
+}
+
 #[test]
 fn run_of_every_power_of_two_is_drawn_with_few_letters_and_intervals() {
     let mut results = hardware_sample();
