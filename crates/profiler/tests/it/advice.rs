@@ -7,17 +7,14 @@ use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
     Access, Backend, CostBasis, CostModel, DeviceId, KnownCosts, ListCost, ListModel, ListTime, ListWay,
-    MemoryKind, Operation, OperationSampling, PathCost, Place, RawBuffer, Result, StreamPriority, Timing,
+    MemoryKind, Operation, OperationSampling, PathCost, Place, RawBuffer, StreamPriority, Timing,
     TransferMethod, TransferPath, WorkloadType, submit,
 };
 use transload_cuda_sim::{
     SimDeviceBuilder,
     harness::{self, EndCheck},
 };
-use transload_profiler::{
-    Advice, AdviceBasis, AdviceKind, ProfilerOptions, ProfilerReport, StreamProfiler, TraceFormat,
-    TraceOptions,
-};
+use transload_profiler::{Advice, AdviceBasis, AdviceKind, ProfilerOptions, ProfilerReport, StreamProfiler};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::timing_all;
@@ -277,75 +274,6 @@ fn wrong_built_in_table_is_advised_to_be_calibrated() {
         let report = followed.report();
         assert!(report.advice.is_empty() && busy(&report, DIRECT) > 0, "{report}");
     }
-}
-
-/// Runs copies next to a kernel, on its queue or on one of their own. On the software driver the device's clock runs with the host's. Returns the advice on idle links, and
-/// the time from the begin of the first operation to the end of the last one. An error if engines cannot be recorded.
-fn beside_a_kernel(has_kernel: bool, on_its_queue: bool) -> Result<(Option<Advice>, f64)> {
-    const KERNEL: Duration = Duration::from_millis(60);
-    let (test, backend, profiler) = crate::cuda::setup();
-    profiler.record_engines()?;
-    let device = DeviceId::Cuda(test.ordinal());
-    let lease = || backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
-    let (queue, own) = (lease(), lease());
-    let src = backend.allocate(device, MemoryKind::Pinned, 16 << 20).unwrap();
-    let dst = backend.allocate(device, MemoryKind::Device, 16 << 20).unwrap();
-    let written = crate::Written::default();
-    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
-    if has_kernel {
-        queue.occupy(KERNEL).unwrap();
-    }
-    let queue = if on_its_queue { &queue } else { &own };
-    let copy = Operation::Copy { src: &src, dst: &dst };
-    (0..4).for_each(|_| _ = submit(&**queue, &copy, Timing::Off).unwrap());
-    backend.drain().unwrap();
-    let report = profiler.get_comprehensive_report();
-    let is_link = |advice: &&Advice| matches!(advice.kind, AdviceKind::UseIdleLink { .. });
-    let advice = report.advice.iter().find(is_link).cloned();
-    profiler.finish_trace().unwrap();
-    let slices = written.slices();
-    let operations = slices.iter().filter(|slice| slice["args"]["pieces"].is_number());
-    let spans: Vec<_> = operations
-        .map(|slice| {
-            (slice["ts"].as_f64().unwrap(), slice["ts"].as_f64().unwrap() + slice["dur"].as_f64().unwrap())
-        })
-        .collect();
-    let (begin, end) = spans.iter().fold((f64::MAX, 0.0_f64), |sum, it| (sum.0.min(it.0), sum.1.max(it.1)));
-    Ok((advice, (end - begin) * 1e3))
-}
-
-#[test]
-fn link_idle_while_copies_are_queued_is_told() {
-    if let Err(error) = beside_a_kernel(true, true) {
-        println!("skipped: {error}");
-        return;
-    }
-    // This thread may be held up for longer than the kernel lasts, so that nothing is queued behind it.
-    let attempts =
-        |has_kernel, on_its_queue| (0..20).map(move |_| beside_a_kernel(has_kernel, on_its_queue).unwrap());
-    let (advice, behind) = attempts(true, true)
-        .find_map(|(advice, took)| Some((advice.filter(|it| it.transfers == 4)?, took)))
-        .unwrap();
-    assert_eq!((advice.transfers, advice.bytes, advice.basis), (4, 64 << 20, Some(AdviceBasis::Engines)));
-    assert_eq!(advice.saving_ns, Some(advice.took_ns), "{advice}");
-    // 6 µs each, and 55 GB/s, by a clock that gains 200 millionths.
-    assert!(!advice.simulated || advice.took_ns.abs_diff(4 * (6_000 + 305_040)) < 1_000, "{advice}");
-    let parts = [
-        "cpu/pinned",
-        "their copy engine was idle for ",
-        "on queues of their own",
-        "by records of the engines",
-    ];
-    parts.iter().for_each(|part| assert!(advice.to_string().contains(part), "{advice}"));
-    // Followed: none waits for the kernel.
-    let kept = attempts(true, false).any(|(again, beside)| {
-        let saved = (behind - beside) / advice.saving_ns.unwrap() as f64;
-        println!("saved {saved:.3} of what was promised: {advice}");
-        again.is_none() && (0.75..=1.25).contains(&saved)
-    });
-    assert!(kept, "{advice}");
-    // Queued behind each other, they use the link all the time.
-    assert!(attempts(false, true).any(|(advice, _)| advice.is_none()));
 }
 
 /// A backend of one device of the software driver.

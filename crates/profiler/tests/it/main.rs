@@ -13,6 +13,8 @@ mod engines;
 #[path = "../trace/fields.rs"]
 mod fields;
 mod host;
+#[cfg(any(target_os = "linux", windows))]
+mod idle_link;
 #[cfg(feature = "prometheus")]
 mod metrics;
 // A library that is compiled for this machine.
