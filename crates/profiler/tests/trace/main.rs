@@ -77,3 +77,9 @@ fn chunks<W: std::io::Write>(
     trace.slice(stream, &Slice { arguments: &arguments[..1], ..slice("inner", 2_500, 2_500) })?;
     trace.slice(stream, &Slice { begin: 3_000, end: 5_000, ..copy })
 }
+
+/// Prints why a test of what others make of a trace is left out.
+fn skip(reason: &str) {
+    assert!(std::env::var_os("TRANSLOAD_TEST_NEEDS_PERFETTO").is_none(), "{reason}");
+    println!("skipped: {reason}");
+}

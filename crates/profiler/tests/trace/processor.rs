@@ -9,12 +9,12 @@ use std::{
 use serde_json::{Value, json};
 use transload_profiler::{TraceFormat, TraceOptions};
 
-use super::{example, written};
+use super::{example, skip, written};
 
 /// Returns the rows of each statement; `None`, with a printed reason, if there is no trace processor.
 fn ask(trace: &[u8], statements: &[&str]) -> Option<Vec<Value>> {
     let Some(perfetto) = env::var_os("TRANSLOAD_PERFETTO") else {
-        println!("skipped: TRANSLOAD_PERFETTO does not name a folder with Perfetto's trace processor");
+        skip("TRANSLOAD_PERFETTO does not name a folder with Perfetto's trace processor");
         return None;
     };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/trace/processor.mjs");

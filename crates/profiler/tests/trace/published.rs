@@ -8,7 +8,7 @@ use transload_profiler::{TraceFormat, TraceOptions};
 use super::{
     example,
     packets::{self, Packet},
-    written,
+    skip, written,
 };
 
 /// Packets as text.
@@ -131,8 +131,8 @@ fn published_schema_reads_the_same_packets() {
     std::fs::remove_file(&file).unwrap();
     let output = match output {
         Ok(output) if output.status.code() != Some(77) => output,
-        Ok(output) => return println!("skipped: {}", String::from_utf8_lossy(&output.stdout)),
-        Err(error) => return println!("skipped: {python}: {error}"),
+        Ok(output) => return skip(&String::from_utf8_lossy(&output.stdout)),
+        Err(error) => return skip(&format!("{python}: {error}")),
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap().replace("\r\n", "\n"), expected);
