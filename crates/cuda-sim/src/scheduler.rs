@@ -268,10 +268,7 @@ fn is_ready(state: &State, stream: u64) -> bool {
 /// Allocates nothing: tests count what is allocated.
 fn any_ready(state: &mut State, device: u32) -> Option<u64> {
     let count = ready(state, device).count();
-    if count == 0 {
-        return None;
-    }
-    let drawn = state.device_mut(device).rng.below(count);
+    let drawn = (count > 0).then(|| state.device_mut(device).rng.below(count))?;
     ready(state, device).nth(drawn)
 }
 
