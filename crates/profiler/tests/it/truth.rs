@@ -2,7 +2,7 @@
 //! and a rate of its own.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -15,7 +15,7 @@ use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
     Backend, DeviceId, FloatType, MemoryKind, Operation, OperationKind, Pattern, RawBuffer, Recording,
-    StreamPriority, Timing, submit,
+    StreamPriority, Timing, TransferMethod, submit,
 };
 use transload_cuda_sim::{SimDevice, harness};
 use transload_profiler::{TraceFormat, TraceOptions};
@@ -291,5 +291,77 @@ fn time_before_a_stream_reaches_an_operation_is_waiting_and_not_running() {
         );
     }
     drop((work, gate, held, fence));
+    manager.drain().unwrap();
+}
+
+/// Each slice of a stream is compared with the one stream of the software driver whose events it can be.
+#[test]
+fn staged_transfers_and_their_chunks_lie_where_they_truly_ran() {
+    const TRANSFERS: usize = 6;
+    let Some(test) = harness::device_with(|device| device.paced(OFFSET, DRIFT)) else { return };
+    let (sim, device) = (*test.sim().unwrap(), DeviceId::Cuda(test.ordinal()));
+    let _checked = test.end_check();
+    let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()])).unwrap();
+    let earliest = Instant::now();
+    let profiler = timing_all();
+    let latest = Instant::now();
+    profiler.attach(&(Arc::clone(&backend) as _)).unwrap();
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 6 * BYTES).unwrap();
+    let there = manager.allocate(device, MemoryKind::Device, 6 * BYTES).unwrap();
+    host.write().unwrap().fill(1);
+    profiler.enable().unwrap();
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
+    let mut calls = Vec::new();
+    for round in 0..TRANSFERS {
+        let (src, dst) = if round % 2 == 0 { (&host, &there) } else { (&there, &host) };
+        let before = Instant::now();
+        let report = manager.copy(src, dst).method(TransferMethod::HostStaged).wait().unwrap();
+        assert!(report.chunks > 1, "{report:?}");
+        calls.push((before, Instant::now()));
+    }
+    let summary = profiler.finish_trace().unwrap();
+    assert_eq!((summary.records_lost, summary.unfinished), (0, 0), "{summary}");
+    let drawn = drawn(&written.text());
+
+    let since = |instant: Instant| instant.duration_since(earliest).as_nanos() as i128;
+    let (mut least, mut most) = (0, since(latest));
+    let mut streams = BTreeMap::<_, Vec<&Drawn>>::new();
+    for (name, slices) in drawn.iter().filter(|(name, _)| name.starts_with("stream ")) {
+        // Slices that overlap have several rows of the name.
+        streams.entry(name.split(" (").next().unwrap()).or_default().extend(slices);
+    }
+    let numbers: BTreeSet<_> = sim.event_times().into_iter().map(|(number, _)| number).collect();
+    for (name, slices) in &mut streams {
+        slices.sort_by_key(|slice| slice.begin);
+        let fits = numbers.iter().filter_map(|number| {
+            let truth = true_spans(&sim, *number);
+            let ends = slices.iter().zip(&truth).flat_map(|(slice, [begin, end])| {
+                [(slice.begin, *begin), (slice.end, *end)].map(|(at, truth)| (since(truth) - at, slice.error))
+            });
+            let (from, to) = ends.fold((least, most), |(from, to), (offset, error)| {
+                (from.max(offset - error), to.min(offset + error))
+            });
+            (slices.len() == truth.len() && from <= to).then_some((from, to))
+        });
+        let [(from, to)] = fits.collect::<Vec<_>>()[..] else { panic!("{name}: {slices:?}") };
+        (least, most) = (from, to);
+    }
+    let mut whole: Vec<_> = drawn.values().flatten().filter(|slice| slice.what.0 == "HostStaged").collect();
+    whole.sort_by_key(|slice| slice.begin);
+    assert_eq!(whole.len(), TRANSFERS, "{:?}", drawn.keys());
+    for (slice, (before, after)) in whole.into_iter().zip(calls) {
+        assert!(since(before) - most <= slice.begin && slice.end <= since(after) - least, "{slice:?}");
+        let is_in = |chunk: &&&Drawn| {
+            slice.begin - chunk.error <= chunk.begin && chunk.end <= slice.end + chunk.error
+        };
+        // It encloses all of its chunks and no other's.
+        let chunks = streams.values().flatten().filter(is_in);
+        assert_eq!(chunks.map(|chunk| chunk.what.1).sum::<u64>(), 6 * BYTES as u64, "{slice:?}");
+    }
+    drop((host, there));
     manager.drain().unwrap();
 }
