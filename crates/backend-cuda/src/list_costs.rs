@@ -1,8 +1,8 @@
 //! Default costs of lists on an idle device. Whether they go through its memory is decided by a rule of the transfer manager instead, which is
 //! of lists both ways at once.
 //!
-//! Source: medians of four runs of `transload calibrate` on 2026-11-28 on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), 16 processors. Two
-//! numbers were outliers of single copies and are interpolated: one by one, 3 pieces of 1 MiB of pageable memory, both ways.
+//! Source: medians of four runs of `transload calibrate` on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), 16 processors: of pageable memory on
+//! 2026-11-29, with pieces that are scattered on the device, of all else on 2026-11-28.
 
 use std::time::Duration;
 
@@ -27,15 +27,15 @@ type Ways = [Micros; WAYS.len()];
 
 #[rustfmt::skip]
 const PAGEABLE_UP: Ways = [
-    [&[14.1, 24.9, 50.8, 1_443.8], &[20.2, 51.8, 132.3, 2_047.7], &[22.5, 52.3, 84.5, 1_000.2], &[58.0, 127.3, 168.4, 529.2]],
-    [&[19.0, 22.8, 26.0, 160.2], &[21.2, 29.5, 43.7, 625.0], &[25.8, 42.4, 74.9, 566.3], &[63.3, 126.7, 161.3, 559.7]],
-    [&[10.0, 20.2, 24.8, 74.5], &[13.8, 29.9, 37.1, 89.9], &[26.8, 51.5, 59.2, 165.1], &[68.8, 185.0, 493.8, 906.9]],
+    [&[12.1, 21.5, 42.1, 1_348.9], &[19.8, 51.6, 137.5, 1_752.8], &[21.7, 42.4, 78.0, 532.5], &[56.2, 126.8, 159.3, 491.6]],
+    [&[16.7, 20.5, 22.4, 147.9], &[19.1, 27.6, 43.1, 564.5], &[24.1, 37.7, 66.1, 527.2], &[60.6, 131.3, 157.4, 511.2]],
+    [&[8.8, 17.2, 20.6, 59.4], &[12.6, 25.3, 27.5, 93.4], &[23.8, 42.1, 48.6, 154.3], &[60.5, 159.1, 183.8, 540.9]],
 ];
 #[rustfmt::skip]
 const PAGEABLE_DOWN: Ways = [
-    [&[14.8, 18.7, 17.3, 173.7], &[17.3, 27.8, 57.4, 743.4], &[], &[97.9, 197.2, 264.6, 958.4]],
-    [&[17.5, 20.1, 22.3, 172.0], &[19.3, 24.7, 41.9, 823.7], &[], &[80.9, 154.6, 178.6, 642.1]],
-    [&[15.9, 37.1, 47.3, 184.1], &[19.8, 48.4, 57.3, 296.2], &[], &[108.7, 197.0, 262.2, 1_183.2]],
+    [&[14.3, 19.3, 25.2, 873.5], &[15.9, 33.6, 55.9, 1_389.8], &[27.4, 50.8, 125.4, 875.7], &[89.7, 218.7, 242.7, 940.7]],
+    [&[16.9, 18.7, 20.2, 146.1], &[16.4, 25.1, 42.0, 754.0], &[24.9, 40.8, 88.7, 724.1], &[75.5, 146.1, 167.8, 602.3]],
+    [&[14.6, 32.5, 41.5, 161.7], &[16.4, 43.7, 57.8, 225.7], &[29.5, 82.1, 105.2, 405.9], &[92.2, 207.5, 226.9, 597.1]],
 ];
 #[rustfmt::skip]
 const PINNED_UP: Ways = [

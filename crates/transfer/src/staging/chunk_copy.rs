@@ -18,11 +18,10 @@ use transload_executor::{stream_copy, yield_now};
 use super::{
     StagedTransfer,
     fresh::{copy_to_cleared, fault_in},
-    parts::is_short,
+    parts::{Parts, is_short},
     pieces::Piece,
     queues::Queues,
     ring::{CAPACITY, StagingBuffer},
-    shared_chunk::Parts,
     wait_mode::{WaitMode, block_on_thread, has_room, room},
 };
 use crate::{
@@ -289,7 +288,7 @@ impl ChunkCopy {
         if !self.transfer.has_parts {
             return self.enqueue_download(queues.next(), 0..self.range.len());
         }
-        self.transfer.segments(&self.range).try_for_each(|segment| {
+        self.transfer.segments(self.range.len()).try_for_each(|segment| {
             self.enqueue_download(queues.next(), segment)?;
             self.segment_ends.push(self.copies.len());
             Ok(())

@@ -10,7 +10,6 @@ mod queues;
 mod repeated;
 mod ring;
 mod rings;
-mod shared_chunk;
 mod short_upload;
 mod staged_transfer;
 mod through_device;

@@ -2,22 +2,26 @@
 //! chunk makes all driver calls for it: calls of several threads hold each other up for longer than they take.
 
 use std::{
+    future::poll_fn,
+    hint,
     ops::Range,
     sync::{Arc, Weak, atomic::Ordering},
+    task::{Poll, Waker},
     thread,
 };
 
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Operation, QueueLease, Result, Timing};
 use transload_executor::yield_now;
 
 use super::{
     StagedTransfer, StagingTuning,
     chunk_copy::{ChunkCopy, LONG, Stores, host_copy, host_pointer},
-    fresh::{STEP, fault_in},
+    fresh::fault_in,
     pieces::Piece,
     queues::Queues,
     ring::CAPACITY,
-    shared_chunk::Parts,
     wait_mode::{WaitMode, room},
 };
 use crate::{
@@ -27,6 +31,143 @@ use crate::{
 
 /// Parts after which a task lets others run: each time may wake a worker.
 const PARTS_AT_ONCE: usize = 16;
+/// How often a thread looks whether others have copied their parts before it waits, which is about as long as a part takes.
+const SPINS: usize = 256;
+
+/// A chunk that threads copy.
+pub(super) struct Parts {
+    /// Of the transfer's bytes.
+    chunk: Range<usize>,
+    /// Address of the staging buffer.
+    staged: *mut u8,
+    /// Bytes of a part.
+    part: usize,
+    /// Whether the pages of the host's side are there.
+    is_faulted_in: bool,
+    state: Mutex<State>,
+}
+
+// SAFETY: the staging buffer stays that of the chunk until no thread copies a part, and the threads copy different ones.
+unsafe impl Send for Parts {}
+// SAFETY: as above.
+unsafe impl Sync for Parts {}
+
+/// Positions are those in the chunk.
+struct State {
+    /// Bytes from the beginning that may be copied.
+    ready: usize,
+    /// Where the next part begins.
+    next: usize,
+    /// Where the parts begin that threads copy now.
+    copying: SmallVec<[usize; 16]>,
+    outcome: Result<()>,
+    /// Of the task that has the chunk: woken when the copy of a part ends.
+    waiting: Option<Waker>,
+}
+
+impl State {
+    /// Returns how many bytes from the beginning are copied.
+    fn copied(&self) -> Result<usize> {
+        let first = self.copying.iter().min().filter(|_| !transload_core::mutant!("transfer/parts-in-copy"));
+        self.outcome.clone().map(|()| first.copied().unwrap_or(self.next))
+    }
+}
+
+impl Parts {
+    fn new(
+        chunk: Range<usize>,
+        staged: *mut u8,
+        part: usize,
+        (ready, is_faulted_in): (usize, bool),
+    ) -> Arc<Self> {
+        let state = State { ready, next: 0, copying: SmallVec::new(), outcome: Ok(()), waiting: None };
+        Arc::new(Self { chunk, staged, part, is_faulted_in, state: Mutex::new(state) })
+    }
+
+    fn take(self: &Arc<Self>) -> Option<Part> {
+        let mut state = self.state.lock();
+        let (start, end) = (state.next, (state.next + self.part).min(state.ready));
+        if start >= end {
+            return None;
+        }
+        state.next = end;
+        state.copying.push(start);
+        drop(state);
+        Some(Part { of: Arc::clone(self), range: start..end, outcome: None })
+    }
+
+    /// Allows to copy the bytes up to `ready`.
+    pub(super) fn publish(&self, ready: usize) {
+        self.state.lock().ready = ready;
+    }
+
+    /// Returns how many bytes from the beginning are copied.
+    ///
+    /// # Errors
+    /// The first one of a part.
+    pub(super) fn copied(&self) -> Result<usize> {
+        self.state.lock().copied()
+    }
+
+    /// Waits for more than `copied` bytes to be copied, or an error. Other tasks run meanwhile: a thread may stand still in a part while
+    /// the system reads a page.
+    async fn more_than(&self, copied: usize) {
+        let is_over = |state: &State| !state.copied().is_ok_and(|now| now <= copied);
+        for _ in 0..SPINS {
+            hint::spin_loop();
+            if is_over(&self.state.lock()) {
+                return;
+            }
+        }
+        self.wait_until(is_over).await;
+    }
+
+    /// Waits for a condition that the end of a part's copy may bring about.
+    async fn wait_until(&self, mut is_met: impl FnMut(&State) -> bool) {
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if is_met(&state) {
+                return Poll::Ready(());
+            }
+            state.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Allows no more parts to be taken. Returns whether none is being copied.
+    fn close(&self) -> bool {
+        let mut state = self.state.lock();
+        state.ready = 0;
+        state.copying.is_empty() || transload_core::mutant!("transfer/parts-end")
+    }
+}
+
+/// A part that a thread copies.
+struct Part {
+    of: Arc<Parts>,
+    /// In the chunk.
+    range: Range<usize>,
+    /// `None` until it is copied.
+    outcome: Option<Result<()>>,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut state = self.of.state.lock();
+        state.copying.retain(|start| *start != self.range.start);
+        if state.outcome.is_ok() {
+            let ended_early = "a thread ended while it copied a part of a chunk";
+            let interrupted = || Err(Error::new(ErrorKind::Interrupted, ended_early));
+            state.outcome = self.outcome.take().unwrap_or_else(interrupted);
+        }
+        let waiting = state.waiting.take().filter(|_| !transload_core::mutant!("transfer/parts-wake"));
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
+    }
+}
 
 /// A task that copies parts. Uncounted when dropped. If it runs after the end, it has kept neither the queue nor the memory.
 struct Helper(Weak<StagedTransfer>);
@@ -61,11 +202,7 @@ impl StagedTransfer {
         staged: *mut u8,
         begun: (usize, bool),
     ) -> Arc<Parts> {
-        let part = match self.fresh {
-            Some(start) => (STEP, (start + chunk.start) % STEP),
-            None if self.is_into_caches() => (CACHED_PART, 0),
-            None => (part_of(self.pieces.bytes()), 0),
-        };
+        let part = if self.is_into_caches() { CACHED_PART } else { part_of(self.pieces.bytes()) };
         let parts = Parts::new(chunk, staged, part, begun);
         self.parts.lock().push(Arc::clone(&parts));
         parts
@@ -85,29 +222,15 @@ impl StagedTransfer {
         }
     }
 
-    /// Copies a part on the calling thread, or faults in the pages of one. Returns whether there was one.
+    /// Copies a part on the calling thread. Returns whether there was one.
     pub(super) fn copy_part(&self) -> bool {
         let taken = self.parts.lock().iter().find_map(Parts::take);
-        let Some(mut part) = taken else { return self.fault_in_part() };
+        let Some(mut part) = taken else { return false };
         let Range { start, end } = part.range;
         let first = part.of.chunk.start;
         // SAFETY: the part lies within the staging buffer.
         let staged = unsafe { part.of.staged.add(start) };
         part.outcome = Some(self.copy_on_host(&(first + start..first + end), staged, part.of.is_faulted_in));
-        true
-    }
-
-    /// Faults in the pages of a part that has not arrived. Returns whether there were any.
-    fn fault_in_part(&self) -> bool {
-        if self.fresh.is_none() {
-            return false;
-        }
-        let absent = self.parts.lock().iter().find_map(|parts| parts.take_absent());
-        let Some(range) = absent else { return false };
-        for Piece { dst, range, .. } in self.pieces.within(&range) {
-            // The copy tells the error.
-            let _was_absent = host_pointer(dst, range.start).is_ok_and(|dst| fault_in(dst, range.len()));
-        }
         true
     }
 
@@ -151,16 +274,10 @@ impl StagedTransfer {
         most.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
     }
 
-    /// Returns the ranges of a chunk that one driver call each copies from the device.
-    pub(super) fn segments(&self, chunk: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        // Whole parts of memory that was never touched.
-        let (segment, before) = match self.fresh {
-            Some(start) => (STEP, (start + chunk.start) % STEP),
-            None => (self.segment(), 0),
-        };
-        let bytes = chunk.len();
-        let starts = (0..bytes + before).step_by(segment);
-        starts.map(move |start| start.saturating_sub(before)..(start + segment - before).min(bytes))
+    /// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.
+    pub(super) fn segments(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let segment = self.segment();
+        (0..bytes).step_by(segment).map(move |start| start..(start + segment).min(bytes))
     }
 
     /// Copies a range of a list between its pieces and `staged`, where the range is.
@@ -178,7 +295,7 @@ impl StagedTransfer {
             } else {
                 let dst = host_pointer(dst, range.start)?;
                 let was_absent = !is_faulted_in && bytes >= LONG && fault_in(dst, bytes);
-                host_copy(staged, dst, bytes, self.user_stores(was_absent || self.fresh.is_some()));
+                host_copy(staged, dst, bytes, self.user_stores(was_absent));
             }
         }
         Ok(())
@@ -209,14 +326,10 @@ impl ChunkCopy {
 
     /// Copies each segment out of the staging buffer with other threads, when it has arrived there.
     pub(super) async fn scatter_parts(&mut self, waits: WaitMode<'_>) -> Result<()> {
-        let parts = self.begin_parts(0, self.transfer.fresh.is_some())?;
+        let bytes = self.range.len();
+        let parts = self.begin_parts(0, false)?;
         self.transfer.timeline.mark_written();
-        if self.transfer.fresh.is_some() {
-            // While the device copies.
-            parts.fault_in_ahead();
-            self.transfer.spawn_helpers(self.range.len());
-        }
-        for (segment, copies) in self.transfer.segments(&self.range).zip(self.segment_ends.clone()) {
+        for (segment, copies) in self.transfer.segments(bytes).zip(self.segment_ends.clone()) {
             // The last one: the others are complete then.
             let Some(copy) = copies.checked_sub(1).and_then(|last| self.copies.get(last)) else { continue };
             while !copy.is_complete() && self.transfer.copy_part() {}
@@ -262,7 +375,7 @@ impl ChunkCopy {
         if let Some(parts) = self.parts.clone()
             && !self.transfer.end_parts(&parts)
         {
-            parts.until_none_is_copied().await;
+            parts.wait_until(|state| state.copying.is_empty()).await;
         }
         self.parts = None;
     }
@@ -313,7 +426,19 @@ fn part_of(bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
+
+    fn parts(ready: usize) -> Arc<Parts> {
+        Parts::new(0..4 * PART, ptr::null_mut(), PART, (ready, false))
+    }
+
+    fn end(part: Option<Part>) -> Range<usize> {
+        let mut part = part.unwrap_or_else(|| unreachable!("no part is left"));
+        part.outcome = Some(Ok(()));
+        part.range.clone()
+    }
 
     #[test]
     fn downloads_among_others_go_in_chunks_unless_they_fit_one() {
@@ -325,5 +450,37 @@ mod tests {
         ] {
             assert_eq!((is_in_parts(bytes, false), is_in_parts(bytes, true)), (alone, among), "{bytes}");
         }
+    }
+
+    #[test]
+    fn bytes_count_as_copied_up_to_the_first_part_being_copied() {
+        let parts = parts(2 * PART + 5);
+        let (first, second) = (parts.take(), parts.take());
+        assert_eq!(end(second), PART..2 * PART);
+        assert_eq!(parts.copied().ok(), Some(0));
+        assert_eq!(end(first), 0..PART);
+        assert_eq!(parts.copied().ok(), Some(2 * PART));
+        assert_eq!(end(parts.take()), 2 * PART..2 * PART + 5);
+        assert!(parts.take().is_none());
+        parts.publish(3 * PART);
+        assert_eq!(end(parts.take()), 2 * PART + 5..3 * PART);
+        assert_eq!(parts.copied().ok(), Some(3 * PART));
+    }
+
+    #[test]
+    fn ended_chunk_has_no_parts_left_and_waits_for_those_being_copied() {
+        let parts = parts(4 * PART);
+        let part = parts.take();
+        assert!(!parts.close());
+        assert!(parts.take().is_none());
+        end(part);
+        assert!(parts.close());
+    }
+
+    #[test]
+    fn thread_that_ends_within_a_part_fails_the_chunk() {
+        let parts = parts(4 * PART);
+        drop(parts.take());
+        assert_eq!(parts.copied().map_err(|error| error.kind()), Err(ErrorKind::Interrupted));
     }
 }

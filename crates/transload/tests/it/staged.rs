@@ -101,21 +101,35 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
     }
 }
 
-/// Its pages are faulted in by whole huge pages, which begin anywhere in the destination.
+/// In chunks, one for a thread: one driver call for each.
 #[test]
-fn memory_that_was_never_touched_gets_all_bytes_and_no_others() {
+fn memory_that_was_never_touched_gets_all_bytes_and_no_others_by_chunks() {
     let setup = Setup::new();
+    // None is used again.
+    let mut kept = Vec::new();
     for (seed, size) in [70_000, 3 * MIB + 5, 11 * MIB + 3].into_iter().enumerate() {
         let content = noise(size, seed as u64);
         let there = setup.allocate(MemoryKind::Device, size);
         setup.manager.copy(&setup.filled(MemoryKind::Pinned, &content), &there).wait().unwrap();
+        let begin = there.device_address().unwrap();
         for start in [0, 4096, MIB + 29] {
             let back = setup.allocate(MemoryKind::Pageable, size + 2 * MIB);
             let part = back.slice(start..start + size).unwrap();
-            setup.manager.copy(&there, &part).options(staged()).wait().unwrap();
+            let trace = transload_cuda_sys::trace::start();
+            let report = setup.manager.copy(&there, &part).options(staged()).wait().unwrap();
+            let is_mine = |address: u64| (begin..begin + size as u64).contains(&address);
+            let calls = trace
+                .calls()
+                .into_iter()
+                .filter(|call| call.name == "cuMemcpyDtoHAsync_v2" && is_mine(call.arguments[1]));
+            let calls = calls.count();
+            drop(trace);
+            assert!(size < 4 * MIB || calls == report.chunks as usize, "{calls} calls, {report}");
             assert!(*part.read().unwrap() == content[..], "{size} bytes at {start}");
             let seen = back.read().unwrap();
             assert!(seen[..start].iter().chain(&seen[start + size..]).all(|byte| *byte == 0), "{size} bytes");
+            drop(seen);
+            kept.push(back);
         }
     }
 }

@@ -428,7 +428,7 @@ fn model_beyond_the_largest_allocation_is_loaded_in_segments() {
     let place = Place::new(device, MemoryKind::Device);
     let model = Model::of_sizes(&[600_000, 600_000, 300_000]);
     let disk = OnDisk::new(&model.file());
-    for (alignment, segments) in [(256, 2), (512 << 10, 3)] {
+    for (alignment, segments) in [(256, 2), (256 << 10, 3)] {
         let loaded =
             transload::load::load(&manager, disk.path(), &LoadOptions::new(place).alignment(alignment));
         let loaded = loaded.unwrap();
