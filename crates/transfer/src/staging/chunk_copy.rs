@@ -202,7 +202,7 @@ impl ChunkCopy {
                     queues.room(waits).await;
                     self.download(queues)?;
                 }
-                if transfer.has_parts {
+                if transfer.has_parts(&self.range) {
                     return self.scatter_parts(waits).await;
                 }
                 // While the device copies.
@@ -285,10 +285,11 @@ impl ChunkCopy {
 
     /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queues: &Queues) -> Result<()> {
-        if !self.transfer.has_parts {
+        let transfer = Arc::clone(&self.transfer);
+        if !transfer.has_parts(&self.range) {
             return self.enqueue_download(queues.next(), 0..self.range.len());
         }
-        self.transfer.segments(self.range.len()).try_for_each(|segment| {
+        transfer.segments(self.range.clone()).try_for_each(|segment| {
             self.enqueue_download(queues.next(), segment)?;
             self.segment_ends.push(self.copies.len());
             Ok(())

@@ -10,6 +10,7 @@ mod queues;
 mod repeated;
 mod ring;
 mod rings;
+mod segments;
 mod short_upload;
 mod staged_transfer;
 mod through_device;

@@ -25,7 +25,7 @@ use super::{
     wait_mode::{WaitMode, room},
 };
 use crate::{
-    built_in::{CACHED_PART, CHUNKED, PART, SEGMENT, SHORT_PART, SHORT_SEGMENT, SHORT_SEGMENTS},
+    built_in::{CACHED_PART, CHUNKED, PART, SHORT_PART},
     stats::lost::name_lost_device,
 };
 
@@ -259,27 +259,6 @@ impl StagedTransfer {
         self.is_upload() && self.pieces.bytes() as u64 >= self.tuning.upload_cached_from
     }
 
-    /// Returns the bytes that one driver call copies, at least if more follow.
-    pub(super) fn segment(&self) -> usize {
-        let (bytes, is_upload) = (self.pieces.bytes(), self.is_upload());
-        if self.is_into_caches() {
-            return CAPACITY;
-        }
-        let usual = if is_upload { self.tuning.upload_segment } else { self.tuning.download_segment };
-        let usual = usize::try_from(usual).unwrap_or(SEGMENT);
-        if !is_short(bytes) {
-            return usual;
-        }
-        let most = if is_upload { usual } else { SEGMENT };
-        most.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
-    }
-
-    /// Returns the ranges of a chunk of so many bytes that one driver call each copies from the device.
-    pub(super) fn segments(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let segment = self.segment();
-        (0..bytes).step_by(segment).map(move |start| start..(start + segment).min(bytes))
-    }
-
     /// Copies a range of a list between its pieces and `staged`, where the range is.
     ///
     /// # Errors
@@ -307,12 +286,11 @@ impl ChunkCopy {
     pub(super) async fn upload_parts(&mut self, queues: &Queues, waits: WaitMode<'_>) -> Result<()> {
         let bytes = self.range.len();
         let (parts, mut enqueued) = (self.begin_parts(bytes, false)?, 0);
-        let segment = self.transfer.segment();
         self.transfer.spawn_helpers(bytes);
         while enqueued < bytes {
             let is_any_left = self.transfer.copy_part();
             let copied = parts.copied()?;
-            if copied == bytes || copied - enqueued >= segment {
+            if copied == bytes || copied - enqueued >= self.transfer.segment(self.range.start + enqueued) {
                 let queue = queues.next();
                 room(&**queue, waits).await;
                 self.enqueue_upload(queue, enqueued..copied)?;
@@ -326,10 +304,10 @@ impl ChunkCopy {
 
     /// Copies each segment out of the staging buffer with other threads, when it has arrived there.
     pub(super) async fn scatter_parts(&mut self, waits: WaitMode<'_>) -> Result<()> {
-        let bytes = self.range.len();
         let parts = self.begin_parts(0, false)?;
         self.transfer.timeline.mark_written();
-        for (segment, copies) in self.transfer.segments(bytes).zip(self.segment_ends.clone()) {
+        let transfer = Arc::clone(&self.transfer);
+        for (segment, copies) in transfer.segments(self.range.clone()).zip(self.segment_ends.clone()) {
             // The last one: the others are complete then.
             let Some(copy) = copies.checked_sub(1).and_then(|last| self.copies.get(last)) else { continue };
             while !copy.is_complete() && self.transfer.copy_part() {}

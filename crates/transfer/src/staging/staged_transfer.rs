@@ -41,7 +41,7 @@ pub(crate) struct StagedTransfer {
     /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
     pub(super) through_device: Option<ThroughDevice>,
-    /// Whether several threads copy a chunk.
+    /// Whether several threads copy each chunk.
     pub(super) has_parts: bool,
     pub(super) ring: Arc<StagingRing>,
     pub(super) tuning: StagingTuning,

@@ -1,0 +1,98 @@
+//! The bytes that one driver call each copies between a staging buffer and the device.
+
+use std::{iter, ops::Range};
+
+use super::{StagedKind, StagedTransfer, parts::is_short, ring::CAPACITY};
+use crate::built_in::{FIRST_SEGMENT, SEGMENT, SHORT_PART, SHORT_SEGMENT, SHORT_SEGMENTS};
+
+impl StagedTransfer {
+    /// Returns the bytes that one driver call copies from byte `at` of the transfer on, at least if more follow.
+    pub(super) fn segment(&self, at: usize) -> usize {
+        let (bytes, is_upload) = (self.pieces.bytes(), self.is_upload());
+        if self.is_into_caches() {
+            return CAPACITY;
+        }
+        let usual = self.usual_segment();
+        if !is_short(bytes) {
+            return if is_upload { beginning(usual, at) } else { ending(usual, bytes.saturating_sub(at)) };
+        }
+        let most = if is_upload { usual } else { SEGMENT };
+        most.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
+    }
+
+    fn usual_segment(&self) -> usize {
+        let usual = if self.is_upload() { self.tuning.upload_segment } else { self.tuning.download_segment };
+        usize::try_from(usual).unwrap_or(SEGMENT)
+    }
+
+    /// Returns the ranges of a chunk that one driver call each copies from the device, in the chunk.
+    pub(super) fn segments(&self, chunk: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut at = chunk.start;
+        iter::from_fn(move || {
+            let start = (at < chunk.end).then_some(at)?;
+            at = (start + self.segment(start)).min(chunk.end);
+            Some(start - chunk.start..at - chunk.start)
+        })
+    }
+
+    /// Returns whether several threads copy a chunk.
+    pub(super) fn has_parts(&self, chunk: &Range<usize>) -> bool {
+        let is_download = matches!(self.kind, StagedKind::Download(_));
+        self.has_parts || is_download && self.usual_segment() > SEGMENT && chunk.end == self.pieces.bytes()
+    }
+}
+
+/// Returns the bytes of a segment of an upload after `before` others. The device has nothing to do until it has the first one, so that
+/// those of a device with long ones grow.
+fn beginning(usual: usize, before: usize) -> usize {
+    if usual <= SEGMENT { usual } else { usual.min(before.saturating_mul(2).max(FIRST_SEGMENT)) }
+}
+
+/// Returns the bytes of a segment of a download of which `left` are left. The device has nothing to do while the host copies the last
+/// one.
+fn ending(usual: usize, left: usize) -> usize {
+    if usual <= SEGMENT {
+        return usual;
+    }
+    usual.min((left / 2).next_multiple_of(SHORT_PART).max(FIRST_SEGMENT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    /// Returns the lengths of the segments of so many bytes, in KiB.
+    fn lengths(bytes: usize, segment: impl Fn(usize) -> usize) -> Vec<usize> {
+        let mut at = 0;
+        let next = || {
+            let length = segment(at).min(bytes - at);
+            at += length;
+            (length > 0).then_some(length / KIB)
+        };
+        iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn long_segments_grow_from_a_short_one_and_shrink_to_a_short_one() {
+        let (usual, bytes) = (4096 * KIB, 16384 * KIB);
+        let up = lengths(bytes, |at| beginning(usual, at));
+        assert_eq!(up, [512, 1024, 3072, 4096, 4096, 3584]);
+        let down = lengths(bytes, |at| ending(usual, bytes - at));
+        assert_eq!(down, [4096, 4096, 4096, 2048, 1024, 512, 512]);
+        assert_eq!(lengths(8192 * KIB, |at| ending(usual, 8192 * KIB - at)), [4096, 2048, 1024, 512, 512]);
+    }
+
+    #[test]
+    fn usual_segments_are_of_one_length() {
+        for usual in [SEGMENT / 2, SEGMENT] {
+            let bytes = 8 * SEGMENT;
+            for lengths in
+                [lengths(bytes, |at| beginning(usual, at)), lengths(bytes, |at| ending(usual, bytes - at))]
+            {
+                assert!(lengths.iter().all(|length| *length == usual / KIB), "{lengths:?}");
+            }
+        }
+    }
+}
