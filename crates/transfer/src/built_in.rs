@@ -12,7 +12,7 @@ pub(crate) const SEGMENT: usize = 1 << 20;
 /// The same of a download: 5 to 24 MiB come 5 to 15 % faster than by 1 MiB, and a third faster than by 256 KiB.
 pub(crate) const DOWNLOAD_SEGMENT: usize = SEGMENT / 2;
 
-/// Least bytes of a segment at the beginning of an upload, and at the end of a download, whose usual segments are longer than [`SEGMENT`].
+/// Least bytes of a segment at the beginning and at the end of a transfer whose usual segments are longer than [`SEGMENT`].
 pub(crate) const FIRST_SEGMENT: usize = SEGMENT / 2;
 
 /// Segments of a short transfer, for which the device, or the host, would otherwise begin late; and the least bytes of one.

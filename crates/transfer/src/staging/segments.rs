@@ -14,7 +14,7 @@ impl StagedTransfer {
         }
         let usual = self.usual_segment();
         if !is_short(bytes) {
-            return if is_upload { beginning(usual, at) } else { ending(usual, bytes.saturating_sub(at)) };
+            return between(usual, at, bytes.saturating_sub(at));
         }
         let most = if is_upload { usual } else { SEGMENT };
         most.min((bytes / SHORT_SEGMENTS).next_multiple_of(SHORT_PART).max(SHORT_SEGMENT))
@@ -42,19 +42,14 @@ impl StagedTransfer {
     }
 }
 
-/// Returns the bytes of a segment of an upload after `before` others. The device has nothing to do until it has the first one, so that
-/// those of a device with long ones grow.
-fn beginning(usual: usize, before: usize) -> usize {
-    if usual <= SEGMENT { usual } else { usual.min(before.saturating_mul(2).max(FIRST_SEGMENT)) }
-}
-
-/// Returns the bytes of a segment of a download of which `left` are left. The device has nothing to do while the host copies the last
-/// one.
-fn ending(usual: usize, left: usize) -> usize {
+/// Returns the bytes of a segment after `before` others, of which `left` are left. Either the device or the host has nothing to do until
+/// it has the first segment, and while the other copies the last one, so that long ones begin and end with short ones.
+fn between(usual: usize, before: usize, left: usize) -> usize {
     if usual <= SEGMENT {
         return usual;
     }
-    usual.min((left / 2).next_multiple_of(SHORT_PART).max(FIRST_SEGMENT))
+    let most = before.saturating_mul(2).min((left / 2).next_multiple_of(SHORT_PART));
+    usual.min(most.max(FIRST_SEGMENT))
 }
 
 #[cfg(test)]
@@ -76,23 +71,17 @@ mod tests {
 
     #[test]
     fn long_segments_grow_from_a_short_one_and_shrink_to_a_short_one() {
-        let (usual, bytes) = (4096 * KIB, 16384 * KIB);
-        let up = lengths(bytes, |at| beginning(usual, at));
-        assert_eq!(up, [512, 1024, 3072, 4096, 4096, 3584]);
-        let down = lengths(bytes, |at| ending(usual, bytes - at));
-        assert_eq!(down, [4096, 4096, 4096, 2048, 1024, 512, 512]);
-        assert_eq!(lengths(8192 * KIB, |at| ending(usual, 8192 * KIB - at)), [4096, 2048, 1024, 512, 512]);
+        let of = |usual, bytes| lengths(bytes * KIB, |at| between(usual * KIB, at, bytes * KIB - at));
+        assert_eq!(of(4096, 16384), [512, 1024, 3072, 4096, 3840, 1920, 960, 512, 448]);
+        assert_eq!(of(2048, 8192), [512, 1024, 2048, 2048, 1280, 640, 512, 128]);
     }
 
     #[test]
     fn usual_segments_are_of_one_length() {
         for usual in [SEGMENT / 2, SEGMENT] {
             let bytes = 8 * SEGMENT;
-            for lengths in
-                [lengths(bytes, |at| beginning(usual, at)), lengths(bytes, |at| ending(usual, bytes - at))]
-            {
-                assert!(lengths.iter().all(|length| *length == usual / KIB), "{lengths:?}");
-            }
+            let lengths = lengths(bytes, |at| between(usual, at, bytes - at));
+            assert!(lengths.iter().all(|length| *length == usual / KIB), "{lengths:?}");
         }
     }
 }

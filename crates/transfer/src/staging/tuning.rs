@@ -41,14 +41,14 @@ pub struct StagingTuning {
     /// and never where the last-level cache is small, or not known.
     pub upload_cached_from: u64,
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
-    /// buffer; an upload that fits one has a call for each quarter of it, or for 256 KiB. If longer than 1 MiB, the first ones are shorter.
+    /// buffer; an upload that fits one has a call for each quarter of it, or for 256 KiB. If longer than 1 MiB, the first and last ones are shorter.
     pub upload_segment: u64,
     /// Most threads that copy a transfer of at most a staging buffer in parts: an upload, or a list of short pieces.
     pub short_threads: u32,
     /// Most threads that copy a longer one.
     pub long_threads: u32,
     /// The same of a download that does not fit a staging buffer and is shorter than 32 MiB, whose host waits for the first ones. A longer one
-    /// has a call for each staging buffer. If longer than 1 MiB, the last ones of both are shorter.
+    /// has a call for each staging buffer. If longer than 1 MiB, the first and last ones are shorter, and a longer download has them for its last staging buffer.
     pub download_segment: u64,
     /// Most staging buffers of a download by chunks of 1 MiB and more: the device fills some while the host empties others.
     pub download_buffers: u32,
