@@ -7,7 +7,7 @@ use std::{
 
 use transload_core::{
     DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer,
-    ResourceCounts, Result, SinkSlot, StreamPriority, catch_panic,
+    ResourceCounts, Result, SinkSlot, StagingHints, StreamPriority, catch_panic,
 };
 use wgpu::ErrorFilter;
 
@@ -57,9 +57,9 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
         self.queue(priority)
     }
 
-    /// Returns how many of these differ.
-    fn reserved_queues(&self) -> usize {
-        1
+    /// Returns how transfers between the host and the device are divided.
+    fn staging_hints(&self) -> StagingHints {
+        StagingHints::default()
     }
 
     /// Returns the number of leased queues.

@@ -8,7 +8,7 @@ use std::{
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, OperationSampling,
     OperationSink, PathCost, Place, Queue, QueueLease, RawBuffer, ResourceCounts, Result, SharedBuffer,
-    StreamPriority, WorkloadType, events::report,
+    StagingHints, StreamPriority, WorkloadType, events::report,
 };
 
 use crate::{WgpuBackendConfig, api::ApiDevice, open::open_all};
@@ -104,8 +104,8 @@ impl Backend for WgpuBackend {
         }
     }
 
-    fn reserved_queues(&self, device: DeviceId) -> usize {
-        self.device_of(device).map_or(1, |device| device.reserved_queues())
+    fn staging_hints(&self, device: DeviceId) -> StagingHints {
+        self.device_of(device).map(|device| device.staging_hints()).unwrap_or_default()
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {

@@ -64,6 +64,7 @@ pub use device::method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use device::place::{MemoryKind, Place, TransferPath};
 pub use device::report::{QueuedBefore, TransferReport};
 pub use device::size_class::SizeClass;
+pub use device::staging_hints::StagingHints;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
 pub use events::TransferId;
 pub use hazard::Access;

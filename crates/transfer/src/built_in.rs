@@ -24,9 +24,8 @@ pub(crate) const SHORT_SEGMENT: usize = 256 << 10;
 pub(crate) const SHORT_THREADS: usize = 6;
 
 /// Bytes from which an upload goes through the processor's caches, on CUDA: 256 MiB go up at 45 instead of 40 GB/s, 1 GiB at 50 instead of
-/// 41, but 16 MiB at 28 instead of 37; by two processors 256 MiB at 13.6 instead of 12.6, 48 MiB at 15 instead of 22. On Vulkan 192 MiB go up at 44 GB/s either way, 1 GiB at 46 to 49 instead of 39.
+/// 41, but 16 MiB at 28 instead of 37; by two processors 256 MiB at 13.6 instead of 12.6, 48 MiB at 15 instead of 22.
 pub(crate) const CACHED_FROM: u64 = 128 << 20;
-pub(crate) const CACHED_FROM_ON_VULKAN: u64 = 256 << 20;
 
 /// Bytes of a part that a thread copies at once: some ten microseconds of it.
 pub(crate) const PART: usize = 128 << 10;
@@ -50,9 +49,6 @@ pub(crate) const CHUNKED: usize = 32 << 20;
 
 /// Chunk size, in bytes, from which the device takes longer than a task switch.
 pub(crate) const LARGE_CHUNK: usize = 1 << 20;
-
-/// Average bytes of the pieces of a staged list up to which a shader is faster, where several queues only copy.
-pub(crate) const SHADER_PIECE: usize = 64 << 10;
 
 /// Rows of pageable memory up to which the driver's own copy is faster than a list of them, in bytes: 16 MiB of 4 KiB rows take the driver
 /// 1.2 ms up and 1.6 down, as a list 1.9 and 4.2; lists of 64 KiB pieces are twice as fast as the driver.

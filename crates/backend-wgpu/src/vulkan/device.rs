@@ -7,7 +7,7 @@ use std::sync::{
 
 use transload_core::{
     DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
-    StreamPriority, mutant,
+    StagingHints, StreamPriority, mutant,
 };
 
 #[cfg(feature = "cuda")]
@@ -51,8 +51,8 @@ impl ApiDevice for DeviceState {
         Ok(Arc::new(WgpuQueue::new(&self, self.next_copier(), priority)))
     }
 
-    fn reserved_queues(&self) -> usize {
-        self.copiers()
+    fn staging_hints(&self) -> StagingHints {
+        costs::staging_hints(self)
     }
 
     fn leases(&self) -> &AtomicU64 {

@@ -119,6 +119,11 @@ pub(crate) struct Vulkan {
 }
 
 impl Vulkan {
+    /// Returns whether wgpu's queue copies lists of short pieces by a shader. That of a foreign device does not.
+    fn has_piece_shader(&self) -> bool {
+        self.is_locked && self.largest_bound > 0
+    }
+
     /// Returns the families of all queues.
     fn families(&self) -> SmallVec<[u32; 2]> {
         let mut families: SmallVec<[u32; 2]> = smallvec![self.queue.family];

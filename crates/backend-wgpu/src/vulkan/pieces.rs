@@ -13,7 +13,7 @@ pub(crate) const ENTRY: usize = 16;
 /// Tables begin at multiples of this, or of less.
 pub(crate) const ALIGNMENT: usize = 256;
 /// Most bytes of a piece, which one workgroup copies. Not measured: one command copies so many in some 3 µs.
-const LONGEST: u64 = 64 << 10;
+pub(super) const LONGEST: u64 = 64 << 10;
 /// The fewest pieces of a list. Not measured: as many copy commands take an H200 about as long as a short submission.
 const FEWEST: usize = 8;
 /// Most pieces of one list.

@@ -275,7 +275,7 @@ impl Submissions {
 
     /// Returns the shader that copies lists, on wgpu's queue.
     pub(super) fn shader(&self) -> Option<&PieceShader> {
-        if !self.vulkan.is_locked || !self.is_of_wgpu || self.vulkan.largest_bound == 0 {
+        if !self.is_of_wgpu || !self.vulkan.has_piece_shader() {
             return None;
         }
         let make = || {

@@ -235,7 +235,7 @@ fn shared_device_has_queues_for_transfers_unless_a_buffer_is_adopted() {
             let ids = all.iter().map(|queue| queue.timeline().id());
             ids.collect::<std::collections::BTreeSet<_>>().len()
         };
-        let reserved = || setup.backend.reserved_queues(setup.device);
+        let reserved = || setup.backend.staging_hints(setup.device).queues;
         let found = (queues(), reserved());
         // Two, and wgpu's; where there is a family with one queue only, one.
         assert!(found == (1, 1) && !copies || copies && [(3, 2), (2, 1)].contains(&found), "{found:?}");

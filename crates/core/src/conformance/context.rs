@@ -129,7 +129,8 @@ impl<'a> TestContext<'a> {
         let lease = |priority| backend.lease_queue(*device, priority, WorkloadType::Memory);
         let reserved =
             |_| backend.lease_reserved_queue(*device, StreamPriority::Normal, WorkloadType::Memory);
-        let queues = of.into_iter().map(lease).chain((0..backend.reserved_queues(*device)).map(reserved));
+        let queues =
+            of.into_iter().map(lease).chain((0..backend.staging_hints(*device).queues).map(reserved));
         Ok(queues.collect::<CoreResult<Vec<_>>>()?)
     }
 

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     BufferId, DeviceId, EngineRecording, Error, ErrorKind, Fence, ListCost, MemoryKind, Operation,
     OperationSampling, OperationSink, PathCost, Place, QueueLease, RawBuffer, Recording, Result,
-    StreamPriority, WorkloadType,
+    StagingHints, StreamPriority, WorkloadType,
 };
 
 /// The description of a device by its backend.
@@ -250,11 +250,10 @@ pub trait Backend: Any + Send + Sync {
         self.lease_queue(device, priority, workload)
     }
 
-    /// Returns over how many [reserved queues](Self::lease_reserved_queue) a transfer in parts is spread: more than one where a queue
-    /// pauses between operations, and leases return different queues in turn.
-    fn reserved_queues(&self, device: DeviceId) -> usize {
+    /// Returns how transfers between the host and a device are divided. Calls no driver.
+    fn staging_hints(&self, device: DeviceId) -> StagingHints {
         let _ = device;
-        1
+        StagingHints::default()
     }
 
     /// Like [`lease_queue`](Self::lease_queue), or [`lease_reserved_queue`](Self::lease_reserved_queue) if `reserved`, for a task,

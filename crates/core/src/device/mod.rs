@@ -10,3 +10,4 @@ pub(crate) mod report;
 #[cfg(feature = "serde")]
 mod serde_forms;
 pub(crate) mod size_class;
+pub(crate) mod staging_hints;

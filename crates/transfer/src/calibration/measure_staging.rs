@@ -115,7 +115,7 @@ impl Run<'_> {
         // Failures are told by the path's own measurements.
         let Ok(buffers) = self.buffers(host, device, largest.min(LARGEST)) else { return };
         let restored = Restored(Arc::clone(&ring), before);
-        let built_in = StagingTuning::of(device.device);
+        let built_in = ring.built_in_tuning();
         let mut found = StagingCalibration { device: device.device, tuning: before.0, times: Vec::new() };
         // What a method lacks is found by its first copy.
         let _ = self.manager.prepare(host, device, &TransferOptions::new());

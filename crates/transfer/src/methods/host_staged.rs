@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{
     attempt::{Deferral, NotSubmitted},
-    built_in::SHADER_PIECE,
     context::ManagerContext,
     planning::request::PlanInput,
     report_events,
@@ -240,11 +239,11 @@ impl HostStaged {
                     false
                 }
             };
-        // A queue that only copies takes as long for a short piece as for a long one.
-        let is_list = pairs.is_some_and(|pairs| bytes_of(pairs) <= SHADER_PIECE.saturating_mul(pairs.len()));
-        let queues = if is_list { 1 } else { route.backend.reserved_queues(route.lane) };
-        let by_shader = is_list && route.backend.reserved_queues(route.lane) > 1;
-        let workload = if in_place || by_shader { WorkloadType::Compute } else { WorkloadType::Memory };
+        let hints = route.backend.staging_hints(route.lane);
+        let most = |pairs: &[_]| hints.computed_piece.saturating_mul(pairs.len());
+        let is_computed = pairs.is_some_and(|pairs| (1..=most(pairs)).contains(&bytes_of(pairs)));
+        let queues = if is_computed { 1 } else { hints.queues };
+        let workload = if in_place || is_computed { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
             |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
         let may_be_short = src.place().device.is_cpu() && route.second.is_none() && !in_place;

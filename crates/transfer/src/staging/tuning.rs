@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use transload_core::{CostBasis, DeviceId, Error, ErrorKind, Result};
+use transload_core::{CostBasis, DeviceId, Error, ErrorKind, Result, StagingHints};
 use transload_executor::last_level_cache;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     CrossBackendTransferManager,
-    built_in::{CACHED_FROM, CACHED_FROM_ON_VULKAN, DOWNLOAD_SEGMENT, SEGMENT, SHORT_THREADS},
+    built_in::{CACHED_FROM, DOWNLOAD_SEGMENT, SEGMENT, SHORT_THREADS},
 };
 
 /// The shortest valid segment of an upload, in bytes.
@@ -21,7 +21,7 @@ const SHORTEST_DOWNLOAD: u64 = 64 << 10;
 /// The most threads or staging buffers that are valid.
 const MOST: u32 = 1024;
 
-/// How HostStaged divides transfers between the host and a device. The default is built in, for CUDA, measured with an H200. A
+/// How HostStaged divides transfers between the host and a device. The default is built in, for CUDA, measured with an H200; backends give others ([`StagingHints`]). A
 /// [calibration](CrossBackendTransferManager::calibrate) measures what is fastest over each device's link.
 ///
 /// ```
@@ -37,7 +37,7 @@ const MOST: u32 = 1024;
 pub struct StagingTuning {
     /// Bytes from which an upload is stored into the processor's caches instead of past them, and calls the driver for each staging buffer.
     /// The device reads slowly what a core has just written and still holds; once it lags by some staging buffers, it finds them in the
-    /// shared cache, and main memory is spared. Not measured by a calibration, for which such copies take too long: by default 128 MiB, or 256 over Vulkan,
+    /// shared cache, and main memory is spared. Not measured by a calibration, for which such copies take too long: by default 128 MiB, unless the backend says otherwise,
     /// and never where the last-level cache is small, or not known.
     pub upload_cached_from: u64,
     /// Bytes after which an upload calls the driver. The device waits for the first ones, and each call takes time. At most a staging
@@ -76,16 +76,15 @@ fn can_lag() -> bool {
 }
 
 impl StagingTuning {
-    /// Returns the built-in values for a device.
-    pub(crate) fn of(device: DeviceId) -> Self {
+    /// Returns the built-in values for a device of which its backend says this.
+    pub(crate) fn of(hints: &StagingHints) -> Self {
         let mut tuning = Self::default();
-        if matches!(device, DeviceId::Wgpu(_)) {
-            // Between two submissions to Vulkan the device copies nothing for 10 to 15 µs: 256 MiB go up with 50 GB/s in one, with 43 in
-            // submissions of 4 MiB, with 30 in such of 1 MiB (an H200, by hand).
-            tuning.upload_segment = STAGING_BUFFER;
-            tuning.download_segment = STAGING_BUFFER / 2;
-            // Up to this many the longer calls gain as much.
-            tuning.upload_cached_from = tuning.upload_cached_from.max(CACHED_FROM_ON_VULKAN);
+        let or =
+            |hint: Option<u64>, usual: u64, least| hint.map_or(usual, |it| it.clamp(least, STAGING_BUFFER));
+        tuning.upload_segment = or(hints.upload_segment, tuning.upload_segment, SHORTEST);
+        tuning.download_segment = or(hints.download_segment, tuning.download_segment, SHORTEST_DOWNLOAD);
+        if let Some(from) = hints.upload_cached_from.filter(|_| can_lag()) {
+            tuning.upload_cached_from = from;
         }
         tuning
     }

@@ -10,8 +10,8 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, Operation, PathCost,
-    PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, StreamPriority,
-    Timing, WorkloadType, events, submit,
+    PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, StagingHints,
+    StreamPriority, Timing, WorkloadType, events, submit,
 };
 
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
@@ -29,7 +29,7 @@ pub(crate) struct MockBackend {
     peers: bool,
     shares: bool,
     in_place: Option<DeviceId>,
-    reserved_queues: usize,
+    staging: StagingHints,
     free: u64,
     pub(crate) shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
@@ -51,8 +51,7 @@ pub(crate) struct Mock {
     pub(crate) shares: bool,
     /// The device that copies in place, wherever it copies.
     pub(crate) in_place: Option<DeviceId>,
-    /// Queues over which a staged transfer is spread.
-    pub(crate) reserved_queues: usize,
+    pub(crate) staging: StagingHints,
     pub(crate) total_of_unknown_free: Option<u64>,
     /// Of 1 GiB.
     pub(crate) free: u64,
@@ -73,7 +72,7 @@ impl Default for Mock {
             concurrent_managed_access: false,
             shares: false,
             in_place: None,
-            reserved_queues: 1,
+            staging: StagingHints::default(),
             total_of_unknown_free: None,
             free: 1 << 30,
             largest_allocation: None,
@@ -105,7 +104,7 @@ impl Mock {
             peers: self.peers,
             shares: self.shares,
             in_place: self.in_place,
-            reserved_queues: self.reserved_queues,
+            staging: self.staging,
             free: self.free,
             shared,
             reclaimer: Arc::new(Reclaimer::new()),
@@ -253,8 +252,8 @@ impl Backend for MockBackend {
         Ok(QueueLease::new(Arc::clone(least) as Arc<dyn Queue>))
     }
 
-    fn reserved_queues(&self, _: DeviceId) -> usize {
-        self.reserved_queues
+    fn staging_hints(&self, _: DeviceId) -> StagingHints {
+        self.staging
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {

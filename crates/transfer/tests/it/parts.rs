@@ -12,7 +12,9 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{DeviceId, ErrorKind, MemoryKind, StreamPriority, host_access::HostAccess};
+use transload_core::{
+    DeviceId, ErrorKind, MemoryKind, StagingHints, StreamPriority, host_access::HostAccess,
+};
 use transload_transfer::{CrossBackendTransferManager, StagingTuning, TransferOptions};
 
 use crate::{
@@ -152,7 +154,9 @@ fn chunks_of_a_download_are_copied_by_several_threads_and_the_last_ones_of_a_lon
 fn copies_of_a_transfer_go_to_all_reserved_queues_and_wait_for_none() {
     within("transfers by two queues", || {
         for length in [3 * MIB, 21 * MIB + 5] {
-            let (manager, backend) = with(Mock { reserved_queues: 2, ..Mock::default() });
+            let mut staging = StagingHints::default();
+            staging.queues = 2;
+            let (manager, backend) = with(Mock { staging, ..Mock::default() });
             let (src, dst) = pair(&manager, length);
             let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, length).unwrap();
             for (src, dst) in [(&src, &dst), (&dst, &back)] {

@@ -9,13 +9,15 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{CostBasis, DeviceId, ErrorKind, MemoryKind, TransferPath};
+use transload_core::{CostBasis, DeviceId, ErrorKind, MemoryKind, StagingHints, TransferPath, WorkloadType};
 use transload_transfer::StagingTuning;
 
 use crate::{
     MOCK, Mock,
     calibration::{self, setup, slow_link, upload},
-    is_at_rest, pair,
+    is_at_rest,
+    mock::bytes,
+    pair,
     staging::{OTHER, stage, staged},
     watchdog::within,
     with,
@@ -62,6 +64,39 @@ fn values_of_staging_stay_if_a_copy_fails_or_the_user_set_them() {
     assert_eq!(calibrated.staging, []);
     setup.manager.use_calibration(&found).unwrap();
     assert_eq!(setup.manager.staging_tuning(MOCK).unwrap(), (own, CostBasis::User));
+}
+
+#[test]
+fn staging_hints_of_a_backend_are_built_in_within_bounds() {
+    for (upload, download, expected) in [
+        (2 << 20, 1 << 20, [2 << 20, 1 << 20]),
+        (1, 1, [4 << 10, 64 << 10]),
+        (1 << 40, 1 << 40, [4 << 20; 2]),
+    ] {
+        let mut staging = StagingHints::default();
+        (staging.upload_segment, staging.download_segment) = (Some(upload), Some(download));
+        let (manager, _backend) = with(Mock { staging, ..Mock::default() });
+        let (tuning, basis) = manager.staging_tuning(MOCK).unwrap();
+        assert_eq!(([tuning.upload_segment, tuning.download_segment], basis), (expected, CostBasis::BuiltIn));
+        manager.set_staging_tuning(MOCK, tuning).unwrap();
+    }
+}
+
+#[test]
+fn list_of_short_pieces_goes_to_the_queue_that_computes_it() {
+    for (piece, workload, queues) in [(4 << 10, WorkloadType::Compute, 1), (8 << 10, WorkloadType::Memory, 2)]
+    {
+        let mut staging = StagingHints::default();
+        (staging.queues, staging.computed_piece) = (2, 4 << 10);
+        let (manager, backend) = with(Mock { staging, ..Mock::default() });
+        let pairs: Vec<_> = (0..4).map(|_| pair(&manager, piece)).collect();
+        backend.shared.leased.lock().clear();
+        manager.copy_many(&pairs).options(staged()).wait().unwrap();
+        let leased = std::mem::take(&mut *backend.shared.leased.lock());
+        assert_eq!(leased.len(), queues, "{leased:?}");
+        assert!(leased.iter().all(|(.., what)| *what == workload), "{leased:?}");
+        assert!(pairs.iter().all(|(_, dst)| bytes(dst) == vec![1; piece]));
+    }
 }
 
 #[test]

@@ -93,8 +93,8 @@ struct State {
 
 impl StagingRing {
     pub(crate) fn new(executor: &Executor, source: Option<Source>, most: usize, limit: Option<u64>) -> Self {
-        let built_in =
-            source.as_ref().map_or_else(StagingTuning::default, |source| StagingTuning::of(source.lane));
+        let hints = source.as_ref().map(|source| source.backend.staging_hints(source.lane));
+        let built_in = StagingTuning::of(&hints.unwrap_or_default());
         Self {
             source,
             executor: executor.clone(),
@@ -129,6 +129,11 @@ impl StagingRing {
     /// Returns what transfers are divided by, and its origin.
     pub(crate) fn tuning(&self) -> (StagingTuning, CostBasis) {
         self.state.lock().tuning()
+    }
+
+    /// Returns what is built in for the device.
+    pub(crate) fn built_in_tuning(&self) -> StagingTuning {
+        self.state.lock().built_in
     }
 
     /// Sets what later transfers are divided by. Values of the user are replaced by such only.
