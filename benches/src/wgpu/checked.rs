@@ -19,6 +19,8 @@ pub(super) enum Target {
     Ours(RawBuffer),
     /// A buffer of wgpu's device.
     Plain(Plain, wgpu::Buffer),
+    /// One that the host reads where it is mapped.
+    Read(Plain, wgpu::Buffer),
 }
 
 /// A destination, and what it has to hold.
@@ -36,7 +38,9 @@ impl Verify for Checked<'_> {
             Target::Ours(buffer) => {
                 adapter.copy(&adapter.filled(MemoryKind::Pageable, &vec![POISON; bytes])?, buffer)
             }
-            Target::Plain(plain, buffer) => plain.write(buffer, &vec![POISON; bytes]),
+            Target::Plain(plain, buffer) | Target::Read(plain, buffer) => {
+                plain.write(buffer, &vec![POISON; bytes])
+            }
         }
     }
 
@@ -48,6 +52,12 @@ impl Verify for Checked<'_> {
             Target::Plain(plain, buffer) => {
                 let found = plain.download(buffer, self.expected.len())?;
                 ensure!(found == self.expected, "the bytes of wgpu's buffer differ");
+                return Ok(());
+            }
+            Target::Read(plain, buffer) => {
+                let mut found = vec![0; self.expected.len()];
+                plain.read(buffer, &mut found)?;
+                ensure!(found == self.expected, "the bytes of wgpu's mapped buffer differ");
                 return Ok(());
             }
         }

@@ -8,6 +8,7 @@ mod copies;
 #[cfg(all(test, target_os = "linux"))]
 #[path = "../../../crates/backend-wgpu/tests/it/exported.rs"]
 mod exported;
+mod pieces;
 mod pinned;
 mod plain;
 #[cfg(target_os = "linux")]
@@ -18,10 +19,7 @@ mod shared;
 mod small;
 mod urgent;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result};
 use transload_backend_cpu::CpuBackend;
@@ -41,8 +39,6 @@ use crate::{
 /// Prefix of the rows' ids.
 const GROUP: &str = "wgpu";
 const MIB: usize = 1 << 20;
-/// A time that a change of contexts adds much to.
-const SHORT: Duration = Duration::from_millis(20);
 
 /// Name and function of a part.
 type Part = (&'static str, fn(&Adapter<'_>) -> Result<Vec<Row>>);
@@ -52,8 +48,8 @@ const PARTS: &[Part] = &[
     ("pageable-up", |adapter| adapter.of_sizes(copies::upload)),
     ("pageable-down", |adapter| adapter.of_sizes(copies::download)),
     ("pinned", pinned::rows),
-    ("small", small::one),
-    ("pieces", small::pieces),
+    ("small", small::rows),
+    ("pieces", pieces::rows),
     ("allocate", small::allocating),
     ("urgent", urgent::rows),
     #[cfg(target_os = "linux")]
@@ -214,24 +210,20 @@ impl Adapter<'_> {
     }
 }
 
-/// Returns what runs once and returns GB/s.
+/// Like [`microseconds`], but returns GB/s.
 fn rate(bytes: usize, run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
     let mut timed = microseconds(run);
     move || Ok(bytes as f64 / timed()?.max(1e-3) / 1e3)
 }
 
-/// Returns what runs once and returns µs; twice, for those of the second run, if it is short. An H200 takes 200 µs to change from the
-/// context of one device of Vulkan to that of another, or of CUDA, and variants run in turns.
+/// Returns what runs twice and returns the µs of the second run. Variants run in turns: an H200 takes 200 µs to change from the context of
+/// one device of Vulkan to that of another, or of CUDA, and other variants leave memory to free and other bytes in the caches.
 fn microseconds(mut run: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<f64> {
-    let mut once = move || -> Result<Duration> {
+    move || {
+        run()?;
         let begun = Instant::now();
         run()?;
-        Ok(begun.elapsed())
-    };
-    move || {
-        let first = once()?;
-        let took = if first < SHORT { once()? } else { first };
-        Ok(took.as_secs_f64() * 1e6)
+        Ok(begun.elapsed().as_secs_f64() * 1e6)
     }
 }
 

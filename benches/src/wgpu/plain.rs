@@ -115,10 +115,15 @@ impl Plain {
     /// Downloads through a buffer that can be read where it is mapped, and waits.
     pub(super) fn read_by(&self, staging: &wgpu::Buffer, from: &wgpu::Buffer, to: &mut [u8]) -> Result<()> {
         let bytes = to.len() as u64;
-        let copied = self.submit(|encoder| encoder.copy_buffer_to_buffer(from, 0, staging, 0, bytes));
+        self.submit(|encoder| encoder.copy_buffer_to_buffer(from, 0, staging, 0, bytes));
+        self.read(staging, to)
+    }
+
+    /// Reads a buffer where it is mapped, after what was submitted.
+    pub(super) fn read(&self, staging: &wgpu::Buffer, to: &mut [u8]) -> Result<()> {
         let (sender, mapped) = mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |outcome| drop(sender.send(outcome)));
-        self.wait(copied)?;
+        self.device.poll(wgpu::PollType::wait_indefinitely())?;
         mapped.recv()??;
         to.copy_from_slice(&staging.get_mapped_range(..)?);
         staging.unmap();

@@ -1,11 +1,12 @@
-//! Memory that CUDA and Vulkan share on one GPU: CUDA's copies within it, and handing it over to a shader and back.
+//! Memory that CUDA and Vulkan share on one GPU: CUDA's copies within it, and handing it over to Vulkan's copies, or to a shader and back.
 
 use std::{sync::Arc, time::Instant};
 
 use anyhow::{Result, bail, ensure};
 use transload_backend_wgpu::{CudaInterop, wgpu};
 use transload_core::{
-    Access, Backend as _, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, submit,
+    Access, Backend as _, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, StreamPriority, Timing,
+    WorkloadType, submit,
 };
 use transload_cuda_sys::{Device, Driver};
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -14,6 +15,7 @@ use transload_streams::CudaStream;
 use super::{
     Adapter,
     between::is_unsupported,
+    checked::{Checked, Target},
     microseconds,
     probe::{self, HandOver},
     rate,
@@ -25,7 +27,7 @@ use crate::{
     row::{Goal, Row},
 };
 
-/// Goal: the rate of a copy within shared memory over that of a copy within CUDA's.
+/// Goal: the rate of copies within shared memory, or through it, over that of the same within each API's own memory.
 const OF_LOCAL: f64 = 0.95;
 /// Goal: the time of a hand-over and back over that by hand.
 const BY_HAND: f64 = 1.2;
@@ -63,6 +65,7 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
         opened => opened?,
     };
     let mut rows = both.copying()?;
+    rows.extend(both.passing_on()?);
     rows.extend(both.handing_over()?);
     let (device, memory) = (adapter.backend.device(adapter.info.id)?, Arc::clone(&both.memory));
     drop(both);
@@ -157,7 +160,7 @@ impl<'a> Both<'a> {
         Ok(rows.into_iter().map(|row| row.clone().obtained(self.is_simulated, row.verified)).collect())
     }
 
-    /// A copy within shared memory next to one within CUDA's.
+    /// A copy by CUDA between buffers that Vulkan has too, without a hand-over, next to one within CUDA's memory.
     fn copying(&self) -> Result<Vec<Row>> {
         let bytes = self.adapter.large();
         let content = self.adapter.random(bytes);
@@ -170,15 +173,70 @@ impl<'a> Both<'a> {
         self.copy(&src, from)?;
         let once = |src, dst| rate(bytes, move || Ok(self.copy(src, dst)?.wait()?));
         let (theirs, own) = (Arrived(self, &there, &content), Arrived(self, to, &content));
-        let ours = Variant::new("shared", "CUDA's copy within shared memory", once(from, to));
+        let ours = Variant::new("shared", "CUDA's copy between two of them", once(from, to));
         self.compare(
-            (&format!("cuda-copy/{bytes}"), "a copy by CUDA within memory that Vulkan shares"),
+            (
+                &format!("cuda-copy/{bytes}"),
+                "a copy by CUDA between buffers that Vulkan has too, none of them handed over",
+            ),
             ("GB/s", bytes),
             vec![
                 Variant::new("local", "CUDA's copy within its own memory", once(&here, &there))
                     .by_library()
                     .verified_by(&theirs),
                 ours.goal(Goal::RatioAtLeast(OF_LOCAL)).verified_by(&own),
+            ],
+        )
+    }
+
+    /// CUDA writes shared memory and Vulkan reads it, next to the same two copies each within the API's own memory.
+    fn passing_on(&self) -> Result<Vec<Row>> {
+        let (adapter, bytes) = (self.adapter, self.adapter.large());
+        let content = adapter.random(bytes);
+        let local = || self.memory.allocate(MemoryKind::Device, bytes);
+        let (here, there) = (local()?, local()?);
+        self.copy(&self.pinned(&content)?, &here)?.wait()?;
+        let shared = self.interop.allocate(bytes)?;
+        let alias = adapter.backend.share(&shared, adapter.info.id)?.buffer;
+        let device = || adapter.allocate(MemoryKind::Device, bytes);
+        let (theirs, apart, end) = (device()?, device()?, device()?);
+        adapter.copy(&adapter.filled(MemoryKind::Pageable, &content)?, &theirs)?;
+        let queue =
+            adapter.backend.lease_queue(adapter.info.id, StreamPriority::Normal, WorkloadType::Memory)?;
+        let by_vulkan = |src, dst| submit(&*queue, &Operation::Copy { src, dst }, Timing::Off);
+        let within = || {
+            self.copy(&here, &there)?.wait()?;
+            Ok(by_vulkan(&theirs, &apart)?.wait()?)
+        };
+        let handed = || {
+            self.copy(&here, &shared)?;
+            Ok(by_vulkan(&alias, &end)?.wait()?)
+        };
+        let checked = |buffer: &RawBuffer| Checked {
+            adapter,
+            target: Target::Ours(buffer.clone()),
+            expected: &content,
+        };
+        let (in_cuda, in_shared) = (Arrived(self, &there, &content), Arrived(self, &shared, &content));
+        let (in_vulkan, at_end) = (checked(&apart), checked(&end));
+        let (apart, handed_over) = (Each(&in_cuda, &in_vulkan), Each(&in_shared, &at_end));
+        self.compare(
+            (
+                &format!("cuda-to-vulkan/{bytes}"),
+                "a copy by CUDA, then one by Vulkan of what it wrote; bytes of one of them over the time of both",
+            ),
+            ("GB/s", bytes),
+            vec![
+                Variant::new(
+                    "local",
+                    "CUDA's copy and Vulkan's, each within its own memory, the host waits for each",
+                    rate(bytes, within),
+                )
+                .by_library()
+                .verified_by(&apart),
+                Variant::new("handed-over", "through shared memory, the host waits once", rate(bytes, handed))
+                    .goal(Goal::RatioAtLeast(OF_LOCAL))
+                    .verified_by(&handed_over),
             ],
         )
     }
@@ -251,6 +309,21 @@ impl<'a> Both<'a> {
             ],
         )?);
         Ok(rows)
+    }
+}
+
+/// Two destinations.
+struct Each<'a>(&'a dyn Verify, &'a dyn Verify);
+
+impl Verify for Each<'_> {
+    fn poison(&self) -> Result<()> {
+        self.0.poison()?;
+        self.1.poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.0.check()?;
+        self.1.check()
     }
 }
 
