@@ -13,7 +13,7 @@ use std::{
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
 use transload_core::{Access, Backend, MemoryKind, Operation, StreamPriority, Timing, WorkloadType, submit};
 
-use self::framework::Framework;
+use self::framework::{Framework, skip};
 use crate::check_all;
 
 #[test]

@@ -1,10 +1,10 @@
-//! The tests of this program under Khronos' validation layer. The conformance test uses this file, too.
+//! The tests of this program under Khronos' validation layer. The conformance test and the unit tests use this file, too.
 
 use std::{env, process::Command};
 
 use ash::vk;
 
-use super::framework;
+use super::skip;
 
 /// Names the layer for the loader of Vulkan, in a child of the test.
 pub(crate) const LAYERS: &str = "VK_INSTANCE_LAYERS";
@@ -45,7 +45,7 @@ fn validation_layer_reports_only_the_planted_fault() {
     let all = reported.len();
     reported.retain(|line| !line.contains(PLANTED));
     if all == reported.len() {
-        return framework::skip("the validation layer is missing; on Debian install vulkan-validationlayers");
+        return skip("the validation layer is missing; on Debian install vulkan-validationlayers");
     }
     assert!(reported.is_empty(), "{}", reported.join("\n"));
 }

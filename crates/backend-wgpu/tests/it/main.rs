@@ -29,6 +29,8 @@ use transload_core::{
     Timing, WorkloadType, submit,
 };
 
+use framework::skip;
+
 const MIB: usize = 1 << 20;
 
 /// A device, and the host.
@@ -43,7 +45,7 @@ fn setup() -> Option<Setup> {
     let backend = match WgpuBackend::open(&framework::tested().0) {
         Ok(backend) => backend,
         Err(error) if matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice) => {
-            framework::skip(error);
+            skip(error);
             return None;
         }
         Err(error) => panic!("{error}"),

@@ -20,6 +20,9 @@ pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {
     functions.map_memory = map;
     BUFFERS.lock().unwrap().insert(device, functions.create_buffer);
     functions.create_buffer = create_buffer;
+    // Those of an earlier device with this handle.
+    REFUSING.lock().unwrap().remove(&device);
+    WITHOUT_BUFFERS.lock().unwrap().remove(&device);
 }
 
 /// Has the driver be short of memory for buffers of the device, from now on.

@@ -1,5 +1,8 @@
 //! What the unit tests open.
 
+#[path = "../it/layer.rs"]
+mod layer;
+
 use std::{env, fmt, sync::Arc};
 
 use crate::{WgpuBackend, WgpuBackendConfig};
