@@ -49,6 +49,7 @@ pub(super) fn rows(adapter: &Adapter<'_>) -> Result<Vec<Row>> {
     let high = Variant::new("high", &format!("High, {after}"), beside(StreamPriority::High));
     let variants = vec![
         Variant::new("normal", &format!("Normal, {after}"), beside(StreamPriority::Normal))
+            .by_library()
             .verified_by(&checked),
         Variant { goal, ..high }.verified_by(&checked),
         Variant::new("idle", "High, nothing before it", || {

@@ -464,9 +464,7 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     if matches!(op.work, Work::Word { .. } | Work::Host(_)) {
         // The host wrote it, or returned, now.
         ready = ready.max(state.now(device));
-    }
-    if matches!(op.work, Work::Word { .. }) {
-        state.words = state.words.saturating_sub(1);
+        state.words = state.words.saturating_sub(usize::from(matches!(op.work, Work::Word { .. })));
     }
     let end = state.device_mut(device).engines.reserve(engine, ready, duration);
     if let Some(pace) = state.device(device).options.pace {

@@ -69,12 +69,13 @@ fn plant_fault() {
         {
             let queues = [vk::DeviceQueueCreateInfo::default().queue_priorities(&[1.0])];
             let info = vk::DeviceCreateInfo::default().queue_create_infos(&queues);
-            let device = instance.create_device(physical, &info, None).unwrap();
-            let info = vk::BufferCreateInfo::default().usage(vk::BufferUsageFlags::TRANSFER_SRC);
-            if let Ok(buffer) = device.create_buffer(&info, None) {
-                device.destroy_buffer(buffer, None);
+            if let Ok(device) = instance.create_device(physical, &info, None) {
+                let info = vk::BufferCreateInfo::default().usage(vk::BufferUsageFlags::TRANSFER_SRC);
+                if let Ok(buffer) = device.create_buffer(&info, None) {
+                    device.destroy_buffer(buffer, None);
+                }
+                device.destroy_device(None);
             }
-            device.destroy_device(None);
         }
         instance.destroy_instance(None);
     }
