@@ -40,11 +40,8 @@ pub(super) fn kinds(context: &TestContext<'_>) -> CheckResult {
         ensure!(buffer.len() == 77 && buffer.offset() == 0, "77 bytes were asked for, not {buffer:?}");
         ensure!(buffer.is_writable(), "fresh {kind} memory may not be written");
         let host = buffer.host_address();
-        ensure!(host.is_some() || !is_hosts, "{kind} memory has no address for the host");
-        ensure!(
-            host.is_none() || kind != MemoryKind::Device,
-            "the host is given an address of device memory"
-        );
+        ensure!(host.is_some() || !kind.is_host_visible(), "{kind} memory has no address for the host");
+        ensure!(host.is_none() || kind.is_host_visible(), "the host is given an address of {kind} memory");
         ensure!(
             host.is_none_or(|host| host.addr().get() % 16 == 0),
             "{kind} memory is not aligned to 16 bytes"

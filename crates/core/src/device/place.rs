@@ -12,11 +12,14 @@ pub enum MemoryKind {
     Pageable,
     /// Page-locked host memory, which a device's copy engine can reach.
     Pinned,
-    /// Pinned host memory that is also in the device's address space.
+    /// Pinned host memory that is also in the device's address space: host and device access it in place. On a GPU that shares the host's
+    /// memory, such as an integrated one or a Mac's, it is the memory of both, and nothing has to be copied.
     Mapped,
     /// The device's own memory.
     Device,
-    /// Memory that migrates between host and device (CUDA's managed memory).
+    /// Memory with one address for host and device that migrates to the one that accesses it (CUDA's managed memory), so that its owner
+    /// prefetches it and advises the driver. What is called unified memory on a GPU that shares the host's memory does not migrate: that
+    /// is [`Mapped`](Self::Mapped).
     Unified,
 }
 
