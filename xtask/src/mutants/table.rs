@@ -70,6 +70,10 @@ Each row is a step of the code, omitted deliberately, and the test that must fai
 `--cfg mutants`, checks that each listed test passes, and then runs it once for each mutant in its own process with a time
 limit. The list names the test in advance; another failing test does not count.
 
+`RUSTFLAGS=\"--cfg mutants\" cargo xtask bundle` puts the faults into a bundle for a machine with a GPU, where the environment variable
+`TRANSLOAD_MUTANT` names one and `TRANSLOAD_TEST_DRIVER=real` has a test use the GPU. There `wgpu/cuda-waits` and `wgpu/waits-for-cuda`
+leave out the wait for one semaphore.
+
 ";
 
 const TAIL: &str = "

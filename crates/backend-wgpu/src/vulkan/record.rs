@@ -215,6 +215,8 @@ impl Submissions {
         let raw = &self.vulkan.raw;
         let copy = |src: vk::Buffer, dst: vk::Buffer, regions: &[Region]| {
             for regions in regions.chunks(MOST_REGIONS) {
+                #[cfg(test)]
+                super::faults::count_copy();
                 // SAFETY: the caller's promise.
                 unsafe { raw.cmd_copy_buffer(buffer, src, dst, regions) };
             }

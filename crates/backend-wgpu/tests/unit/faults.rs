@@ -1,6 +1,7 @@
-//! Calls of Vulkan that fail on demand.
+//! Calls of Vulkan that fail on demand, and copies that are counted.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     ffi::c_void,
     sync::{LazyLock, Mutex},
@@ -13,6 +14,21 @@ static REFUSING: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
 static BUFFERS: LazyLock<Mutex<BTreeMap<vk::Device, vk::PFN_vkCreateBuffer>>> = LazyLock::new(Mutex::default);
 static WITHOUT_BUFFERS: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new());
 static FAILURES: Mutex<BTreeMap<vk::Queue, (usize, vk::Result)>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    static COPIES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts a copy command of this crate.
+pub(crate) fn count_copy() {
+    COPIES.set(COPIES.get() + 1);
+}
+
+/// Returns how many copy commands of this crate the thread has recorded.
+#[cfg(feature = "cuda")]
+pub(crate) fn copies_of_this_thread() -> usize {
+    COPIES.get()
+}
 
 /// Has the device's memory be mapped, and its buffers be made, by way of this file.
 pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {

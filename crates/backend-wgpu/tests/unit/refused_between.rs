@@ -10,12 +10,9 @@ use transload_cuda_sim::harness;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
 use crate::{
-    setup,
+    setup::{self, exported},
     vulkan::{faults, perform},
 };
-
-#[path = "../it/exported.rs"]
-mod exported;
 
 /// Copied in two parts: the memory in between has 2 MiB.
 const BYTES: usize = 3 << 20;

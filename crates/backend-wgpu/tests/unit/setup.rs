@@ -1,5 +1,8 @@
 //! What the unit tests open.
 
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+#[path = "../it/exported.rs"]
+pub(crate) mod exported;
 #[path = "../it/layer.rs"]
 mod layer;
 
