@@ -36,11 +36,12 @@ pub(crate) fn is_host_device(device: DLDevice) -> bool {
 fn device_names(buffer: &RawBuffer) -> Vec<DLDevice> {
     let Place { device, kind } = buffer.place();
     match (device, kind) {
-        // A GPU of another family may have pinned it: CUDA knows what has an address for its devices.
-        (DeviceId::Cpu, MemoryKind::Pinned | MemoryKind::Mapped) if buffer.device_address().is_some() => {
-            vec![CUDA_HOST, DLDevice::CPU]
+        (DeviceId::Cpu, MemoryKind::Pageable) => vec![DLDevice::CPU],
+        // CUDA does not know what a device of another family pinned.
+        (DeviceId::Cpu, MemoryKind::Pinned | MemoryKind::Mapped) if buffer.maker().is_some() => {
+            vec![DLDevice::CPU]
         }
-        (DeviceId::Cpu, _) => vec![DLDevice::CPU],
+        (DeviceId::Cpu, MemoryKind::Pinned | MemoryKind::Mapped) => vec![CUDA_HOST, DLDevice::CPU],
         (DeviceId::Cuda(ordinal), kind) => {
             let Ok(ordinal) = i32::try_from(ordinal) else { return Vec::new() };
             match kind {

@@ -216,12 +216,15 @@ fn hold(stream: &Stream) -> Result<Arc<AtomicBool>, DriverError> {
         }
     }
     let is_over = Arc::new(AtomicBool::new(false));
-    let word = Arc::into_raw(Arc::clone(&is_over));
     let _bound = stream.context().enter()?;
+    let word = Arc::into_raw(Arc::clone(&is_over));
     // SAFETY: the stream is valid by its type's invariant, and of the context that is current; the function owns the word, and calls no
     // driver function.
     let code = unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(wait), word.cast_mut().cast()) };
-    check("cuLaunchHostFunc", code).map(|()| is_over)
+    check("cuLaunchHostFunc", code).map(|()| is_over).inspect_err(|_| {
+        // SAFETY: made above; the function is not called.
+        drop(unsafe { Arc::from_raw(word) });
+    })
 }
 
 impl DeviceClock for EventClock {

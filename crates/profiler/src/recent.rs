@@ -29,9 +29,13 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         let index = match self.find(key) {
             Ok(index) => index,
             Err(mut index) => {
-                // The first one makes room, unless it is the new one's neighbour: then that is the first.
-                if self.0.len() >= KEPT && self.0.pop_front().is_some() {
-                    index = index.saturating_sub(1);
+                // Those that were removed make room, else the first one, unless it is the new one's neighbour: then that is the first.
+                if self.0.len() >= KEPT {
+                    self.0.retain(|(_, value)| value.is_some());
+                    if self.0.len() >= KEPT {
+                        self.0.pop_front();
+                    }
+                    index = self.find(key).unwrap_or_else(|index| index);
                 }
                 self.0.insert(index, (key, None));
                 index
@@ -72,10 +76,23 @@ mod tests {
             }
         }
         let kept: Vec<_> = recent.keys().collect();
-        let last = 10_000 - KEPT as u32;
-        assert!(kept.is_sorted() && kept.iter().all(|key| *key >= last && key % 3 != 0));
+        assert!(kept.is_sorted() && kept.iter().all(|key| key % 3 != 0));
+        let last = *kept.first().unwrap();
         assert_eq!(kept.len(), (last..10_000).filter(|key| key % 3 != 0).count());
-        assert!(recent.get_mut(last - 1).is_none() && recent.get_mut(9_999).is_none());
+        assert!((KEPT / 2..=KEPT).contains(&kept.len()), "{}", kept.len());
+        assert!(recent.get_mut(0).is_none() && recent.get_mut(9_999).is_none());
         assert_eq!(recent.get_mut(9_998), Some(&mut 9_998));
+    }
+
+    #[test]
+    fn open_key_is_kept_however_many_later_ones_are_removed() {
+        let mut recent = Recent::default();
+        recent.get_or_insert(0, || 7);
+        for key in 1..10_000 {
+            recent.get_or_insert(key, || key);
+            recent.remove(key);
+        }
+        assert_eq!(recent.keys().collect::<Vec<_>>(), [0]);
+        assert_eq!(recent.get_mut(0), Some(&mut 7));
     }
 }

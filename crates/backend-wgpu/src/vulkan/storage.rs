@@ -150,6 +150,10 @@ unsafe impl Storage for WgpuStorage {
         Place::new(owner, self.kind)
     }
 
+    fn maker(&self) -> Option<DeviceId> {
+        (self.kind != MemoryKind::Device).then(|| self.memory().device())
+    }
+
     fn len(&self) -> usize {
         self.len
     }

@@ -237,6 +237,12 @@ impl RawBuffer {
         self.allocation.has_device_address.then(|| self.allocation.device_address + self.offset as u64)
     }
 
+    /// Returns the device whose driver alone knows the memory, of the host; see [`Storage::maker`].
+    #[must_use]
+    pub fn maker(&self) -> Option<DeviceId> {
+        self.allocation.storage.as_ref()?.maker()
+    }
+
     /// Returns its address for the host, for interop. Access through it bypasses the buffer's ordering.
     #[must_use]
     #[inline]

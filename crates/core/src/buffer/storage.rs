@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use crate::{Fence, Place, RawBuffer, RegistrationSlot};
+use crate::{DeviceId, Fence, Place, RawBuffer, RegistrationSlot};
 
 /// Memory of one kind on one device; freed on drop.
 ///
@@ -44,6 +44,12 @@ pub unsafe trait Storage: Send + Sync + 'static {
 
     /// Returns its address for the device, if the device can address it; `None` by default.
     fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the device whose driver made the host's memory, if other drivers do not know it: one of another family than CUDA's may pin
+    /// memory of the host. `None` by default.
+    fn maker(&self) -> Option<DeviceId> {
         None
     }
 

@@ -12,13 +12,13 @@ pub enum MemoryKind {
     Pageable,
     /// Page-locked host memory, which a device's copy engine can reach.
     Pinned,
-    /// Pinned host memory that is also in the device's address space: host and device access it in place. On a GPU that shares the host's
-    /// memory, such as an integrated one or a Mac's, it is the memory of both, and nothing has to be copied.
+    /// Pinned host memory that is also in the device's address space: host and device access it in place. Of a device of Vulkan that
+    /// shares the host's memory, such as an integrated GPU, it is the memory of both, and nothing has to be copied.
     Mapped,
     /// The device's own memory.
     Device,
     /// Memory with one address for host and device that migrates to the one that accesses it (CUDA's managed memory), so that its owner
-    /// prefetches it and advises the driver. What is called unified memory on a GPU that shares the host's memory does not migrate: that
+    /// prefetches it and advises the driver. Memory that a device only shares with the host does not migrate: that
     /// is [`Mapped`](Self::Mapped).
     Unified,
 }

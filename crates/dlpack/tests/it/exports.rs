@@ -1,11 +1,10 @@
 //! Exported tensors of host memory, and invalid exports.
 
-use std::{ptr::NonNull, slice, sync::Arc};
+use std::{any::Any, ptr::NonNull, slice, sync::Arc};
 
 use transload_backend_cpu::CpuBackend;
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer};
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, Storage};
 use transload_dlpack::{DLDataType, DLDevice, DLDeviceType, Export, Flags};
-use transload_executor::{DropQueue, Executor, ExternalMemory, ExternalStorage};
 
 use crate::producer::delete;
 
@@ -36,30 +35,42 @@ fn export_describes_the_buffer() {
     assert_eq!(buffer.read().unwrap()[20..], 60_f32.to_ne_bytes());
 }
 
-/// As a Vulkan device does; consumers of CUDA's type would use it in kernels.
+/// Memory of the host that a driver pinned.
+struct PinnedBy(Option<DeviceId>, Box<[u8]>);
+
+// SAFETY: the bytes are owned and stay where they are; only the buffer uses them.
+unsafe impl Storage for PinnedBy {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pinned)
+    }
+    fn len(&self) -> usize {
+        self.1.len()
+    }
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        NonNull::new(self.1.as_ptr().cast_mut())
+    }
+    fn maker(&self) -> Option<DeviceId> {
+        self.0
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Consumers of CUDA's type would use it in kernels.
 #[test]
 fn memory_that_another_family_pinned_is_the_hosts() {
-    let mut bytes = vec![7_u8; 8].into_boxed_slice();
-    let memory = ExternalMemory {
-        place: Place::new(DeviceId::Cpu, MemoryKind::Pinned),
-        bytes: bytes.len(),
-        host_address: NonNull::new(bytes.as_mut_ptr()),
-        device_address: None,
-        writable: true,
-        backend_data: None,
-    };
-    // SAFETY: the owner has that many bytes, and only the buffer uses them.
-    let storage = unsafe {
-        ExternalStorage::new(memory, Box::new(bytes), &DropQueue::new(Executor::with_threads(1).unwrap()))
-    };
-    let buffer = RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()));
-    let raw = Export::of::<u8>(&buffer).versioned().unwrap().into_raw();
-    // SAFETY: a valid tensor that the test owns.
-    assert_eq!(unsafe { (*raw).dl_tensor.device }, DLDevice::CPU);
-    delete(raw);
     let cuda = DLDevice { device_type: DLDeviceType::CUDAHOST, device_id: 0 };
-    let refused = Export::of::<u8>(&buffer).on_device(cuda).versioned();
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+    for (maker, own) in [(Some(DeviceId::Wgpu(0)), DLDevice::CPU), (None, cuda)] {
+        let storage = PinnedBy(maker, vec![7; 8].into_boxed_slice());
+        let buffer = RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()));
+        let raw = Export::of::<u8>(&buffer).versioned().unwrap().into_raw();
+        // SAFETY: a valid tensor that the test owns.
+        assert_eq!(unsafe { (*raw).dl_tensor.device }, own);
+        delete(raw);
+        let asked = Export::of::<u8>(&buffer).on_device(cuda).versioned();
+        assert_eq!(asked.err().map(|error| error.kind()), maker.map(|_| ErrorKind::Unsupported));
+    }
 }
 
 #[test]

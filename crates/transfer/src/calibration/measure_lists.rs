@@ -90,9 +90,9 @@ pub(super) fn pairs(
     pairs.map(|(from, to)| Ok((part(src, from)?, part(dst, to)?))).collect()
 }
 
-/// Returns all numbers below `count`, none followed by the next one.
+/// Returns all numbers below `count`, of less than 5,003, none followed by the next one.
 fn scattered(count: usize) -> impl Iterator<Item = usize> {
-    // A prime, for which only 2 and 5,003 pieces would be in order.
+    // A prime, and twice one more than a prime: it is one more than a multiple of few numbers.
     const STEP: usize = 10_007;
     (0..count).map(move |at| (1 + at * STEP) % count)
 }

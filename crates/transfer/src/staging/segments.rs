@@ -38,7 +38,8 @@ impl StagedTransfer {
     /// Returns whether several threads copy a chunk.
     pub(super) fn has_parts(&self, chunk: &Range<usize>) -> bool {
         let is_download = matches!(self.kind, StagedKind::Download(_));
-        self.has_parts || is_download && self.usual_segment() > SEGMENT && chunk.end == self.pieces.bytes()
+        let is_last = chunk.end == self.pieces.bytes();
+        self.has_parts || is_download && self.usual_segment() > SEGMENT && is_last && !self.is_fresh
     }
 }
 

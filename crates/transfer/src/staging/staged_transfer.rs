@@ -43,6 +43,8 @@ pub(crate) struct StagedTransfer {
     pub(super) through_device: Option<ThroughDevice>,
     /// Whether several threads copy each chunk.
     pub(super) has_parts: bool,
+    /// Whether it is a download of more than a chunk to memory that was never touched.
+    pub(super) is_fresh: bool,
     pub(super) ring: Arc<StagingRing>,
     pub(super) tuning: StagingTuning,
     /// `Some` until the end.
@@ -84,12 +86,13 @@ impl StagedTransfer {
         (id, priority, is_waited_for): (Option<TransferId>, StreamPriority, bool),
         timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
+        let is_download = matches!(kind, StagedKind::Download(_));
+        let is_fresh = is_download && pieces.bytes() > CAPACITY && is_fresh(&pieces);
         let has_parts = match &kind {
             _ if through_device.is_some() => true,
             StagedKind::Upload(_) => true,
             StagedKind::Download(_) => {
-                is_in_parts(pieces.bytes(), hold.is_shared && !is_waited_for)
-                    && !(pieces.bytes() > CAPACITY && is_fresh(&pieces))
+                is_in_parts(pieces.bytes(), hold.is_shared && !is_waited_for) && !is_fresh
             }
             _ => false,
         };
@@ -110,6 +113,7 @@ impl StagedTransfer {
             in_place,
             through_device,
             has_parts,
+            is_fresh,
             ring,
             tuning,
             hold,
