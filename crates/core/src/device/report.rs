@@ -21,7 +21,8 @@ pub struct TransferReport {
     pub lanes: u32,
     /// Bytes moved.
     pub bytes: u64,
-    /// Number of chunks that the bytes were split into.
+    /// Number of chunks that the bytes were split into, as planned: a staged download of more than 4 and less than 32 MiB into memory of the
+    /// host that was never touched is split into eight, whatever was planned.
     pub chunks: u32,
     /// Host time of the submission, once the method was chosen: driver calls, and all that may block or take
     /// long then. The page of `CopyBuilder` (crate `transload-transfer`) lists that. `None` if no clock was
