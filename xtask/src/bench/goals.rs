@@ -31,7 +31,7 @@ pub(super) const RUNS: [&[&str]; 10] = [
 const KEPT_TO: &str = "--processors";
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 122] = [
+const EXPECTED: [&str; 131] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -144,6 +144,15 @@ const EXPECTED: [&str; 122] = [
     "scaling/profiling/wait/default",
     "scaling/profiling/submit/default",
     "scaling/profiling/threads-8/wait/default",
+    "wgpu/0/down/4096/copy",
+    "wgpu/0/down/4096/shared-device",
+    "wgpu/0/down/4096/foreign-device",
+    "wgpu/0/pieces-1000/4096/odd-offsets",
+    "wgpu/0/pieces-1000/4096/pageable",
+    "wgpu/0/pieces-down-1000/4096/copy-many",
+    "wgpu/0/pieces-down-1000/4096/odd-offsets",
+    "wgpu/0/pieces-down-1000/4096/pageable",
+    "wgpu/0/cuda-to-vulkan/268435456/handed-over",
     "scaling/profiling/threads-8/submit/default",
     "scaling/profiling/enqueue/default",
     "scaling/profiling/threads-8/enqueue/default",

@@ -414,7 +414,7 @@ fn model_beyond_the_largest_allocation_is_loaded_in_segments() {
         return;
     };
     let mut required_limits = wgpu::Limits::downlevel_defaults();
-    (required_limits.max_buffer_size, required_limits.max_storage_buffer_binding_size) = (1 << 20, 1 << 20);
+    (required_limits.max_buffer_size, required_limits.max_storage_buffer_binding_size) = (8 << 20, 8 << 20);
     let descriptor = wgpu::DeviceDescriptor { required_limits, ..wgpu::DeviceDescriptor::default() };
     let opened = transload_executor::block_on(adapter.request_device(&descriptor)).unwrap();
     let (device, queue) = opened.unwrap();
@@ -426,9 +426,9 @@ fn model_beyond_the_largest_allocation_is_loaded_in_segments() {
     let device = transload::backend::Backend::devices(&*backend)[0].id;
     manager.register_backend(backend).unwrap();
     let place = Place::new(device, MemoryKind::Device);
-    let model = Model::of_sizes(&[600_000, 600_000, 300_000]);
+    let model = Model::of_sizes(&[5_000_000, 5_000_000, 2_500_000]);
     let disk = OnDisk::new(&model.file());
-    for (alignment, segments) in [(256, 2), (256 << 10, 3)] {
+    for (alignment, segments) in [(256, 2), (2 << 20, 3)] {
         let loaded =
             transload::load::load(&manager, disk.path(), &LoadOptions::new(place).alignment(alignment));
         let loaded = loaded.unwrap();
@@ -440,7 +440,7 @@ fn model_beyond_the_largest_allocation_is_loaded_in_segments() {
         });
     }
     // One that does not fit is refused with the limit.
-    let disk = OnDisk::new(&Model::of_sizes(&[2 << 20]).file());
+    let disk = OnDisk::new(&Model::of_sizes(&[9 << 20]).file());
     let error = transload::load::load(&manager, disk.path(), &LoadOptions::new(place)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
     manager.drain().unwrap();
