@@ -396,7 +396,10 @@ fn engines(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             let share = copies.agreeing as f64 / copies.exact.count as f64;
             let row = |id: &str, what: &str, unit, value| {
                 let id = format!("profiling/engines/{id}/{way}/{bytes}");
-                fixture.row(&id, &format!("{what}, of {TIMES} queued copies"), "StreamProfiler", unit, value)
+                let what = format!("{what}, of {TIMES} queued copies");
+                let mut row = fixture.row(&id, &what, "StreamProfiler", unit, value);
+                row.bytes = bytes as u64;
+                row.obtained(fixture.is_simulated(), true)
             };
             let agree = "share of event spans within 2 µs and 1 % of the engine's";
             rows.push(
