@@ -26,7 +26,7 @@ fn beside_a_kernel(has_kernel: bool, on_its_queue: bool) -> Result<(Option<Advic
         first.occupy(Duration::ZERO).unwrap().wait().unwrap();
     }
     // So that it is in no trace that begins later.
-    profiler.get_comprehensive_report();
+    drop(profiler.get_comprehensive_report());
     let written = crate::Written::default();
     profiler.start_trace(written.clone(), TraceFormat::Chrome, TraceOptions::new()).unwrap();
     let gate = backend.allocate(device, MemoryKind::Mapped, 4).unwrap();
