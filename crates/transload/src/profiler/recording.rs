@@ -55,7 +55,8 @@ impl Recording {
     }
 
     fn start(runtime: &Runtime, path: &Path) -> Result<Arc<Self>> {
-        let profiler = runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL))?;
+        let profiler =
+            runtime.profile(ProfilerOptions::new().sampling(OperationSampling::ALL).capacity(1 << 16))?;
         let (file, out) = create(path)?;
         if are_engines_wanted()
             && let Err(error) = profiler.record_engines()
