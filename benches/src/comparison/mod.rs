@@ -61,6 +61,8 @@ pub(crate) fn tested_on_the_software_driver((group, parts): Parts) -> Vec<Row> {
     for row in &rows {
         assert!(row.id.is_ascii() && row.id.starts_with(&format!("{group}/")), "{}", row.id);
         assert!(row.simulated && row.goal.is_none(), "{}", row.id);
+        let figures = [row.value, row.p10, row.p50, row.p90];
+        assert!(figures.iter().all(|figure| figure.is_finite() && *figure >= 0.0), "{}: {figures:?}", row.id);
         assert!(row.verified || row.bytes == 0, "{} moved bytes that were not verified", row.id);
         assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
     }
