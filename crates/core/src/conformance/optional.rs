@@ -9,7 +9,7 @@ use super::{
     rows::one_batch,
 };
 use crate::{
-    DeviceId, ErrorKind, FloatType, MemoryAdvice, MemoryKind, Operation, PeerAccess, RawBuffer,
+    DeviceId, ErrorKind, FloatType, MemoryAdvice, MemoryKind, Operation, PeerAccess, Place, RawBuffer,
     StreamPriority, Timing, WorkloadType, submit,
 };
 
@@ -180,6 +180,7 @@ pub(super) fn peers(context: &TestContext<'_>) -> CheckResult {
         for bytes in [1, 4097, context.size(3_000_001)] {
             for (from, to) in [(here, there), (there, here)] {
                 peer_copy(context, from, to, bytes)?;
+                peer_lists(context, from, to, bytes)?;
             }
         }
     }
@@ -199,6 +200,50 @@ fn peer_copy(context: &TestContext<'_>, from: DeviceId, to: DeviceId, bytes: usi
         ensure!(done.is_some(), "{from} and {to} reach each other, but a queue of {device} does not copy");
         let found = moved(context, to, &dst, None)?;
         context::same(&found, &content, &format!("{bytes} bytes {from} → {to} by {device}"))?;
+    }
+    Ok(())
+}
+
+/// Every piece of a list arrives, by copies and by a kernel, if the queues of the devices have one.
+fn peer_lists(
+    context: &TestContext<'_>,
+    from: DeviceId,
+    to: DeviceId,
+    bytes: usize,
+) -> Result<(), Failure> {
+    let content = context.rng("lists of peers").bytes(bytes);
+    let allocate = |device| context.backend().allocate(device, MemoryKind::Device, bytes);
+    let (src, dst) = (allocate(from)?, allocate(to)?);
+    moved(context, from, &src, Some(&content))?;
+    let piece = (bytes / 7).max(1);
+    let starts: Vec<usize> = (0..bytes).step_by(piece).collect();
+    let pair = |start: &usize| -> Result<_, Failure> {
+        let range = *start..(*start + piece).min(bytes);
+        Ok((src.slice(range.clone())?, dst.slice(range)?))
+    };
+    // Backwards, so that none follows another.
+    let pairs = starts.iter().rev().map(pair).collect::<Result<Vec<_>, _>>()?;
+    for device in [from, to] {
+        let own = Place::new(device, MemoryKind::Device);
+        let has_kernel = context.backend().in_place_copier(own, own) == Some(device);
+        let operations = [
+            (Operation::CopyBatch { pairs: &pairs }, true),
+            (Operation::CopyBatchInPlace { pairs: &pairs }, has_kernel),
+        ];
+        for (operation, is_supported) in operations {
+            moved(context, to, &dst, Some(&vec![0; bytes]))?;
+            let queue = context.backend().lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
+            let done = submit_and_wait(&queue, &operation)?;
+            ensure!(
+                done.is_some() == is_supported,
+                "{from} and {to} reach each other; a queue of {device} takes {operation:?}: {}",
+                done.is_some()
+            );
+            if is_supported {
+                let found = moved(context, to, &dst, None)?;
+                context::same(&found, &content, &format!("a list of {bytes} bytes {from} → {to} by {device}"))?;
+            }
+        }
     }
     Ok(())
 }

@@ -66,7 +66,8 @@ pub enum Operation<'a> {
         /// Size and distance of the rows.
         rows: Pitched,
     },
-    /// Copies the first of each pair to the second, in no defined order. Gathers and scatters are batches.
+    /// Copies the first of each pair to the second, in no defined order. Gathers and scatters are batches. Of two devices, as for
+    /// [`CopyPeer`](Self::CopyPeer).
     CopyBatch {
         /// Sources and destinations; both of a pair have the same length.
         pairs: &'a [(RawBuffer, RawBuffer)],
@@ -79,8 +80,8 @@ pub enum Operation<'a> {
         /// Destination.
         dst: &'a RawBuffer,
     },
-    /// Copies by a kernel that reads or writes host memory in place: no copy engine takes part, so queued
-    /// copies do not delay it. Both have the same length. On a queue of the host, by its threads, for buffers with
+    /// Copies by a kernel that reads or writes host memory, or that of a peer as for [`CopyPeer`](Self::CopyPeer), in place: no copy engine
+    /// takes part, so queued copies do not delay it. Both have the same length. On a queue of the host, by its threads, for buffers with
     /// a [mapped address](RawBuffer::mapped_address).
     CopyInPlace {
         /// Source.
@@ -88,8 +89,7 @@ pub enum Operation<'a> {
         /// Destination.
         dst: &'a RawBuffer,
     },
-    /// Like [`CopyBatch`](Self::CopyBatch), but by a kernel that reads or writes host memory in place, as for
-    /// [`CopyInPlace`](Self::CopyInPlace).
+    /// Like [`CopyBatch`](Self::CopyBatch), but by a kernel, as for [`CopyInPlace`](Self::CopyInPlace).
     CopyBatchInPlace {
         /// Sources and destinations; both of a pair have the same length.
         pairs: &'a [(RawBuffer, RawBuffer)],

@@ -5,7 +5,7 @@ mod config;
 mod executor;
 mod kernel;
 mod module;
-mod reach;
+pub(crate) mod reach;
 mod request;
 mod uses;
 

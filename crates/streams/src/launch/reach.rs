@@ -15,7 +15,7 @@ pub(crate) fn address(buffer: &RawBuffer, context: &Context) -> Result<u64> {
     let visible = match place.kind {
         MemoryKind::Device | MemoryKind::Unified if place.device == device => true,
         MemoryKind::Mapped => place.device.is_cpu(),
-        MemoryKind::Device => granted(buffer, context)?,
+        MemoryKind::Device => is_granted(buffer, context)?,
         // Unified memory of another device migrates.
         MemoryKind::Unified => migrates(buffer, context)?,
         MemoryKind::Pageable | MemoryKind::Pinned => false,
@@ -30,7 +30,7 @@ pub(crate) fn address(buffer: &RawBuffer, context: &Context) -> Result<u64> {
 }
 
 /// Returns whether access to a peer's memory is enabled, for the context or for the memory's pool.
-fn granted(buffer: &RawBuffer, context: &Context) -> Result<bool> {
+pub(crate) fn is_granted(buffer: &RawBuffer, context: &Context) -> Result<bool> {
     /// `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS`: access by the current context's device.
     const ACCESS_FLAGS: u32 = 16;
     /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.

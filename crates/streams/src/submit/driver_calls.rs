@@ -20,7 +20,9 @@ use super::{
     loaded_module,
     split_copy::{split_copy, split_rows},
 };
-use crate::{CudaGraph, CudaStream, LaunchConfig, completion::timeline::StreamTimeline};
+use crate::{
+    CudaGraph, CudaStream, LaunchConfig, completion::timeline::StreamTimeline, launch::reach::is_granted,
+};
 
 /// Maximum bytes of a small copy or fill: it takes a few microseconds, about as long as enqueueing it. See `points`.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -91,19 +93,34 @@ fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
     })
 }
 
+/// Returns whether a stream copies between its device and a peer whose memory it has access to.
+#[cold]
+fn are_peers(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<bool> {
+    let own = stream.device();
+    let far = match (src.place(), dst.place()) {
+        (from, to) if from.kind != MemoryKind::Device || to.kind != MemoryKind::Device => return Ok(false),
+        (from, to) if from.device == own && to.device != own => dst,
+        (from, to) if to.device == own && from.device != own => src,
+        _ => return Ok(false),
+    };
+    is_granted(far, stream.own.context())
+}
+
 /// Returns the address by which the stream's device accesses the memory in place.
 pub(super) fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     let place = buffer.place();
     let visible = match place.kind {
-        MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
+        MemoryKind::Device | MemoryKind::Unified if place.device == stream.device() => true,
+        MemoryKind::Device => is_granted(buffer, stream.own.context())?,
         // Pinned memory has one if the driver assigned it.
         MemoryKind::Mapped | MemoryKind::Pinned => place.device.is_cpu(),
-        MemoryKind::Pageable => false,
+        MemoryKind::Unified | MemoryKind::Pageable => false,
     };
     buffer.device_address().filter(|_| visible).ok_or_else(|| {
         let device = stream.device();
         let text = format!(
-            "{device} cannot use {place} memory in place; valid are mapped host memory, pinned host memory of this library, and its own device and unified memory"
+            "{device} cannot use {place} memory in place; valid are mapped host memory, pinned host memory of this library, its own device and \
+             unified memory, and device memory of peers with access enabled"
         );
         Error::new(ErrorKind::Unsupported, text)
     })
@@ -153,7 +170,9 @@ impl<'a> DriverCalls<'a> {
             }
             Operation::CopyBatch { pairs } => {
                 for (src, dst) in by_allocations(pairs) {
-                    reachable(stream, src, dst)?;
+                    if !stream.can_copy(src.place(), dst.place()) && !are_peers(stream, src, dst)? {
+                        return Err(unreachable(stream, src, dst));
+                    }
                     driver_address(src)?;
                     driver_address(dst)?;
                 }

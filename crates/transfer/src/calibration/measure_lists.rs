@@ -25,10 +25,10 @@ const FEWEST_LENGTHS: usize = 2;
 /// The part of a pair's time that one way and list may use at most.
 const SHARE: u32 = 3000;
 
-/// Returns whether a path's lists can go by more than one way: between the host and a device, and within a device.
+/// Returns whether a path's lists can go by more than one way: not within the host. Unified memory would migrate between two that are measured.
 pub(super) fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
     let is_fixed = src.kind != MemoryKind::Unified && dst.kind != MemoryKind::Unified;
-    is_fixed && src.device.is_cpu() != dst.device.is_cpu() || src == dst && !src.device.is_cpu()
+    is_fixed && src.device != dst.device || src == dst && !src.device.is_cpu()
 }
 
 /// Returns the bytes of the largest measured list of a path, if there may be copies of at most so many.

@@ -54,9 +54,9 @@ impl CrossBackendTransferManager {
             // Reports list why methods do not apply to the path at all.
             Some(Choice { excluded: Excluded::default(), ..choice })
         };
-        let is_within = input.path.src.device == input.path.dst.device;
+        let of_devices = !input.path.src.device.is_cpu() && !input.path.dst.device.is_cpu();
         // One that accesses the host's memory delays other kernels, and waits for them.
-        let may_be_kernel = is_within
+        let may_be_kernel = of_devices
             || wanted.exclusive
             || wanted.way == Some(ListWay::CopyKernel)
             || routes.lists.are_known_beside()
@@ -73,7 +73,7 @@ impl CrossBackendTransferManager {
         let may_be_in_place = may_be_kernel || is_in_place(routes, &single);
         let usual = choose(routes, options).filter(|choice| may_be_in_place || !is_in_place(routes, choice));
         let can_be_kernel = |choice: &Choice| {
-            (kernels || is_within)
+            (kernels || of_devices)
                 && routes.candidates.get(choice.index).is_some_and(|candidate| candidate.route.has_kernel)
         };
         let by_kernel = match usual.filter(can_be_kernel) {

@@ -89,8 +89,7 @@ impl Method for DirectCopy {
         request: &TransferRequest<'_>,
         blocks: &BlockList,
     ) -> Result<Option<Submitted>, NotSubmitted> {
-        let by_kernel = request.by_kernel && request.prepare_kernel(route)?.is_ok();
-        if by_kernel { request.enqueue_blocks(route, blocks) } else { Ok(None) }
+        if request.goes_by_kernel(route)? { request.enqueue_blocks(route, blocks) } else { Ok(None) }
     }
 
     fn submit_many(
@@ -99,15 +98,7 @@ impl Method for DirectCopy {
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
-        // If the driver rejects the kernel, the copy engine copies.
-        let by_kernel = request.by_kernel && request.prepare_kernel(route)?.is_ok();
-        let (workload, operation) = if by_kernel {
-            (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
-        } else {
-            (WorkloadType::Memory, Operation::CopyBatch { pairs })
-        };
-        let queue = request.queue(&*route.backend, route.lane, workload)?;
-        request.enqueue(&*queue, &operation, request.timing)
+        request.enqueue_many(route, pairs)
     }
 
     fn submit_through_device(

@@ -296,6 +296,26 @@ impl<'a> TransferRequest<'a> {
         }
     }
 
+    /// Returns whether a copy kernel is to copy. If the driver rejects it, a copy engine does.
+    fn goes_by_kernel(&self, route: &Route) -> Result<bool, NotSubmitted> {
+        Ok(self.by_kernel && self.prepare_kernel(route)?.is_ok())
+    }
+
+    /// Enqueues pairs on a queue of the route's lane.
+    fn enqueue_many(
+        &self,
+        route: &Route,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Submitted, NotSubmitted> {
+        let (workload, operation) = if self.goes_by_kernel(route)? {
+            (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
+        } else {
+            (WorkloadType::Memory, Operation::CopyBatch { pairs })
+        };
+        let queue = self.queue(&*route.backend, route.lane, workload)?;
+        self.enqueue(&*queue, &operation, self.timing)
+    }
+
     /// Enqueues blocks on a queue of kernels of the route's lane. `None` if it takes pairs only, or pools overlap.
     fn enqueue_blocks(&self, route: &Route, blocks: &BlockList) -> Result<Option<Submitted>, NotSubmitted> {
         let queue = self.queue(&*route.backend, route.lane, WorkloadType::Compute)?;

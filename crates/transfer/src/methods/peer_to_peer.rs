@@ -4,11 +4,14 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 use transload_core::{
-    Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
-    TransferPath, WorkloadType,
+    Backend, BlockList, DeviceId, Error, MemoryKind, Operation, RawBuffer, RejectReason, Result, Retry,
+    TransferMethod, TransferPath, WorkloadType,
 };
 
-use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
+use super::{
+    Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest,
+    device_scratch::has_kernel, peer_check,
+};
 use crate::{attempt::NotSubmitted, report_events};
 
 /// Most transfers in a row that skip a pair whose verification failed temporarily.
@@ -90,7 +93,10 @@ impl Method for PeerToPeer {
         }
         // A pair that failed in either direction is not used.
         self.known(pair(src, dst)).unwrap_or(Ok(()))?;
-        topology.route(src).ok_or(RejectReason::NoQueue)
+        let mut route = topology.route(src).ok_or(RejectReason::NoQueue)?;
+        // Its queues may also copy by a kernel that accesses the peer's memory.
+        route.has_kernel = has_kernel(&*route.backend, src);
+        Ok(route)
     }
 
     /// Enables and verifies the pair at its first transfer, which blocks meanwhile. Holds no lock, so two threads may
@@ -125,8 +131,36 @@ impl Method for PeerToPeer {
 
     /// One operation for any size: chunks would only lower the rate.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
-        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
-        request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
+        let (src, dst) = (request.src, request.dst);
+        let (workload, operation) = if request.goes_by_kernel(route)? {
+            (WorkloadType::Compute, Operation::CopyInPlace { src, dst })
+        } else {
+            (WorkloadType::Memory, Operation::CopyPeer { src, dst })
+        };
+        let queue = request.queue(&*route.backend, route.lane, workload)?;
+        request.enqueue(&*queue, &operation, request.timing)
+    }
+
+    fn takes_many(&self, _: &TransferPath) -> bool {
+        true
+    }
+
+    fn submit_blocks(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        blocks: &BlockList,
+    ) -> Result<Option<Submitted>, NotSubmitted> {
+        if request.goes_by_kernel(route)? { request.enqueue_blocks(route, blocks) } else { Ok(None) }
+    }
+
+    fn submit_many(
+        &self,
+        route: &Route,
+        request: &TransferRequest<'_>,
+        pairs: &[(RawBuffer, RawBuffer)],
+    ) -> Result<Submitted, NotSubmitted> {
+        request.enqueue_many(route, pairs)
     }
 }
 

@@ -3,6 +3,7 @@
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod lists;
 mod setup;
 
 use std::sync::Arc;

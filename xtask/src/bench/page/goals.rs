@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::{Page, SHOWN, scrolling};
 use crate::bench::{
     format::{percent, quantity},
+    goals::beyond,
     results::{ResultRow, Results},
 };
 
@@ -40,26 +41,6 @@ pub(super) fn missed(results: &Results) -> Vec<(&ResultRow, f64)> {
     missed
 }
 
-/// Returns by what factor a row misses its goal, or the farthest of several.
-fn beyond(row: &ResultRow) -> f64 {
-    let goals = row.goal.as_deref().unwrap_or_default().split(" and ");
-    goals.map(|goal| beyond_one(row, goal)).max_by(f64::total_cmp).unwrap_or(1.0)
-}
-
-/// Returns the same of one goal; 1 if its text has another form than those of the benchmark.
-fn beyond_one(row: &ResultRow, goal: &str) -> f64 {
-    let Some((kind, rest)) = goal.split_once("= ") else { return 1.0 };
-    let plus = rest.strip_prefix("reference + ");
-    let first = plus.unwrap_or(rest).split_whitespace().next();
-    let Some(limit) = first.and_then(|number| number.parse::<f64>().ok()) else { return 1.0 };
-    let value = match (plus, kind.split_once(' ')) {
-        (Some(_), _) => row.value / (row.reference_value.unwrap_or_default() + limit),
-        (None, Some(_)) => row.ratio.unwrap_or(limit) / limit,
-        (None, None) => row.value / limit,
-    };
-    if kind.ends_with('>') { 1.0 / value } else { value }
-}
-
 fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
     let table = html! {
         table {
@@ -90,28 +71,4 @@ fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
         }
     };
     scrolling(caption, &table)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::results::hardware_sample;
-
-    #[test]
-    fn distance_from_a_goal_is_read_from_its_text() {
-        let mut row = hardware_sample().rows.remove(0);
-        (row.value, row.reference_value, row.ratio) = (240.0, Some(100.0), Some(2.4));
-        for (goal, factor) in [
-            ("time <= 1.2 x reference", 2.0),
-            ("rate >= 4.8 x reference", 2.0),
-            (">= 480 GB/s", 2.0),
-            ("<= 120 us", 2.0),
-            ("<= reference + 20 us", 2.0),
-            ("time <= 3 x reference and <= 120 us", 2.0),
-            ("as fast as possible", 1.0),
-        ] {
-            row.goal = Some(goal.to_owned());
-            assert!((beyond(&row) - factor).abs() < 1e-9, "{goal}: {}", beyond(&row));
-        }
-    }
 }

@@ -1,0 +1,183 @@
+//! Many copies between two devices.
+
+use transload::{
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
+    CopyManyReport,
+    backend::{ListWay, Operation, Timing, submit},
+};
+use transload_cuda_sys::trace::{self, Call};
+
+use super::{Setup, called, two};
+use crate::setup::noise;
+
+/// Lengths of the pieces, in turn: none is a multiple of a word, and one is long.
+const LENGTHS: [usize; 4] = [4093, 1, 511, 70_001];
+const PIECES: usize = 400;
+/// Between two pieces on either side.
+const GAP: usize = 3;
+
+/// Returns the pieces of two buffers, which are as long: in reverse order at the destination.
+fn pairs(src: &RawBuffer, dst: &RawBuffer) -> Vec<(RawBuffer, RawBuffer)> {
+    let lengths: Vec<_> = (0..PIECES).map(|at| LENGTHS[at % LENGTHS.len()]).collect();
+    let mut begin = GAP;
+    let pairs = lengths.iter().map(|length| {
+        let (from, to) = (begin, src.len() - begin - length);
+        begin += length + GAP;
+        (src.slice(from..from + length).unwrap(), dst.slice(to..to + length).unwrap())
+    });
+    pairs.collect()
+}
+
+fn bytes() -> usize {
+    GAP + (0..PIECES).map(|at| LENGTHS[at % LENGTHS.len()] + GAP).sum::<usize>()
+}
+
+/// Returns the pieces' bytes where they are to be, and `0xEE` elsewhere.
+fn expected(content: &[u8]) -> Vec<u8> {
+    let mut all = vec![0xEE; content.len()];
+    let mut begin = GAP;
+    for at in 0..PIECES {
+        let length = LENGTHS[at % LENGTHS.len()];
+        let to = content.len() - begin - length;
+        all[to..to + length].copy_from_slice(&content[begin..begin + length]);
+        begin += length + GAP;
+    }
+    all
+}
+
+fn kernels_of(calls: &[Call]) -> usize {
+    calls.iter().filter(|call| call.name.starts_with("cuLaunchKernel")).count()
+}
+
+fn copies_of(calls: &[Call]) -> usize {
+    calls.iter().filter(|call| call.name.starts_with("cuMemcpy")).count()
+}
+
+/// Copies a list from one device to the other, checks every byte of the destination, and returns the driver's calls.
+fn copied(setup: &Setup, (from, to): (usize, usize), way: Option<ListWay>) -> (CopyManyReport, Vec<Call>) {
+    let content = noise(bytes(), from as u64);
+    let (src, dst) = (setup.filled(from, &content), setup.filled(to, &vec![0xEE; content.len()]));
+    let pairs = pairs(&src, &dst);
+    let list = || {
+        let list = setup.manager.copy_many(&pairs);
+        if let Some(way) = way { list.way(way) } else { list }
+    };
+    // The first verifies the pair, and loads the kernel.
+    list().wait().unwrap();
+    setup.manager.copy(&setup.filled(to, &vec![0xEE; content.len()]), &dst).wait().unwrap();
+    let trace = trace::start();
+    let report = list().wait().unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert!(setup.content(&dst) == expected(&content), "{from} → {to} by {way:?}");
+    (report, calls)
+}
+
+#[test]
+fn list_between_peers_arrives_by_each_way_and_touches_nothing_else() {
+    let Some(setup) = two() else { return };
+    for ends in [(0, 1), (1, 0)] {
+        for way in [ListWay::CopyEngine, ListWay::CopyKernel, ListWay::OneByOne] {
+            let (report, calls) = copied(&setup, ends, Some(way));
+            assert_eq!((report.pairs, report.groups.len()), (PIECES, 1), "{report:#}");
+            let group = &report.groups[0];
+            assert_eq!((group.method, group.lane), (TransferMethod::PeerToPeer, setup.devices[ends.0]));
+            let (kernels, copies) = (kernels_of(&calls), copies_of(&calls));
+            match way {
+                ListWay::CopyKernel => assert!(kernels > 0 && kernels < 20 && copies == 0, "{calls:?}"),
+                ListWay::OneByOne => {
+                    assert_eq!(called(&calls, "cuMemcpyPeerAsync").len(), PIECES, "{calls:?}");
+                }
+                _ => assert!(kernels == 0 && copies > 0 && copies < PIECES / 10, "{calls:?}"),
+            }
+        }
+    }
+    setup.finish();
+}
+
+#[test]
+fn list_between_peers_goes_by_a_kernel_unasked() {
+    let Some(setup) = two() else { return };
+    let (report, calls) = copied(&setup, (0, 1), None);
+    assert_eq!(report.groups[0].method, TransferMethod::PeerToPeer, "{report:#}");
+    assert!(kernels_of(&calls) > 0 && copies_of(&calls) == 0, "{calls:?}");
+    setup.finish();
+}
+
+#[test]
+fn blocks_between_peers_arrive_in_the_order_of_other_work() {
+    let Some(setup) = two() else { return };
+    let (block, count) = (4096, 64);
+    let indices: Vec<usize> = (0..count).map(|at| at * 5 % count).collect();
+    let back: Vec<usize> = (0..count).map(|at| at * 11 % count).collect();
+    let content = noise(block * count, 7);
+    let (here, there, again) =
+        (setup.filled(0, &content), setup.on(1, content.len()), setup.on(0, content.len()));
+    let blocks = |src: &RawBuffer, from: &[usize], dst: &RawBuffer, to: &[usize]| {
+        let builder = setup.manager.copy_blocks(
+            (std::slice::from_ref(src), from),
+            (std::slice::from_ref(dst), to),
+            block,
+        );
+        drop(builder.unwrap().submit());
+    };
+    for round in 0..20_u8 {
+        let content: Vec<u8> = content.iter().map(|byte| byte ^ round).collect();
+        setup.manager.copy(&setup.pinned(&content), &here).wait().unwrap();
+        // Each waits for the one before on the devices.
+        blocks(&here, &indices, &there, &back);
+        blocks(&there, &back, &again, &indices);
+        assert!(setup.content(&again) == content, "round {round}");
+    }
+    drop((here, there, again));
+    setup.finish();
+}
+
+#[test]
+fn device_accesses_no_memory_of_a_peer_before_access_is_enabled() {
+    let Some(setup) = two() else { return };
+    let [a, b] = setup.devices;
+    let backend = setup.manager.backend(a).unwrap();
+    let (here, there) = (setup.filled(0, &[1; 64]), setup.filled(1, &[2; 64]));
+    let pairs = [(here.slice(..9).unwrap(), there.slice(1..10).unwrap())];
+    let batches = [Operation::CopyBatch { pairs: &pairs }, Operation::CopyBatchInPlace { pairs: &pairs }];
+    let single = Operation::CopyInPlace { src: &here, dst: &there };
+    let queue_of = |device: DeviceId| {
+        let (priority, workload) = (transload::StreamPriority::Normal, transload::WorkloadType::Memory);
+        setup.manager.backend(device).unwrap().lease_queue(device, priority, workload).unwrap()
+    };
+    for operation in batches.iter().chain([&single]) {
+        let error = submit(&*queue_of(a), operation, Timing::Off).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
+    backend.enable_peer_access(a, b).unwrap();
+    for operation in batches.iter().chain([&single]) {
+        submit(&*queue_of(a), operation, Timing::Off).unwrap().wait().unwrap();
+    }
+    // The other way was not enabled.
+    let error = submit(&*queue_of(b), &single, Timing::Off).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(setup.content(&there), [1; 64]);
+    drop((queue_of, pairs, backend, here, there));
+    setup.finish();
+}
+
+#[test]
+fn list_of_a_peers_unified_memory_is_copied_too() {
+    let Some(setup) = two() else { return };
+    let content = noise(9000, 4);
+    let src = setup.filled(0, &content);
+    let dst = setup.manager.allocate_for(setup.devices[1], MemoryKind::Unified, content.len()).unwrap();
+    let pairs: Vec<_> = (0..9)
+        .map(|at| {
+            let (from, to) = (at * 1000, (8 - at) * 1000);
+            (src.slice(from..from + 1000).unwrap(), dst.slice(to..to + 1000).unwrap())
+        })
+        .collect();
+    setup.manager.copy_many(&pairs).wait().unwrap();
+    let found = setup.content(&dst);
+    for at in 0..9 {
+        assert!(found[(8 - at) * 1000..][..1000] == content[at * 1000..][..1000], "piece {at}");
+    }
+    drop((pairs, src, dst));
+    setup.finish();
+}
