@@ -1,7 +1,9 @@
 //! Rows of many pieces at once between a pool of the host and one of a device: `copy_many`, and batches by copy engines and by one copy
 //! kernel, next to a loop of raw copies, the raw batch call, and a copy kernel over a list of pieces launched by hand; of pageable memory next to threads that
-//! gather and scatter by hand. And a model's tensors.
+//! gather and scatter by hand. A model's tensors; a cache's layers, together and one by one; and pieces between two devices.
 
+mod layers;
+mod peers;
 pub(crate) mod pieces;
 mod raw_gather;
 mod raw_list;
@@ -29,6 +31,8 @@ pub(crate) const PARTS: Parts = (
         ("pageable-down", |fixture| rows_of(fixture, shapes::pageable_rows, &PAGEABLE, false)),
         ("state dict", state_dict::rows),
         ("unaligned", unaligned::rows),
+        ("layers", layers::rows),
+        ("peers", peers::rows),
     ],
 );
 
@@ -67,9 +71,14 @@ fn rows_of(fixture: &Fixture<'_>, of: Rows, shapes: &[Shape], up: bool) -> Resul
 
 /// Returns one over the host and the fixture's device.
 fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
+    manager_of(&[fixture.device.ordinal()])
+}
+
+/// Returns one over the host and devices.
+fn manager_of(ordinals: &[u32]) -> Result<CrossBackendTransferManager> {
     let manager = CrossBackendTransferManager::builder().registration(false).build();
     manager.register_backend(CpuBackend::new()?)?;
-    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
+    let config = CudaBackendConfig::default().with_devices(ordinals.iter().copied());
     manager.register_backend(CudaBackend::open(&config)?)?;
     Ok(manager)
 }

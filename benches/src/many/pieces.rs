@@ -1,6 +1,6 @@
-//! Pieces of a pool of the host in order, each with one of a device pool in a scattered order.
+//! Pieces of one pool in order, each with one of another in a scattered order.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use transload_core::{MemoryKind, RawBuffer};
 
 use crate::{
@@ -32,11 +32,20 @@ impl Pieces {
     pub(crate) fn new(
         fixture: &Fixture<'_>,
         host: RawBuffer,
+        shape: (usize, usize),
+        up: bool,
+    ) -> Result<Self> {
+        let device = fixture.memory.allocate(MemoryKind::Device, host.len())?;
+        Self::between((host, device), shape, up)
+    }
+
+    /// Pieces of two pools, each as long as all of them: in order in the first, which is the source if `up`, scattered in the second.
+    pub(super) fn between(
+        (host, device): (RawBuffer, RawBuffer),
         (count, bytes): (usize, usize),
         up: bool,
     ) -> Result<Self> {
         let total = count * bytes;
-        let device = fixture.memory.allocate(MemoryKind::Device, total)?;
         let mut random = Content::new(total, 0x9A11 + count as u64);
         let start = random.draw();
         let in_order = random.part(start, total).to_vec();
@@ -54,9 +63,7 @@ impl Pieces {
             target: Memory::Ours(if up { device.clone() } else { host.clone() }),
             expected: Vec::new(),
         };
-        let host_address = host.host_address().context("host memory without an address")?;
-        let host_address = host_address.as_ptr().expose_provenance() as u64;
-        let device_address = device.device_address().context("device memory without an address")?;
+        let (host_address, device_address) = (address(&host)?, address(&device)?);
         for index in 0..count {
             let (here, there) = (index * bytes, index * STEP % count * bytes);
             let (near, far) = (host.slice(here..here + bytes)?, device.slice(there..there + bytes)?);

@@ -156,6 +156,14 @@ fn with_goal<'a>(variant: Variant<'a>, goal: Option<f64>) -> Variant<'a> {
     }
 }
 
+/// Copies by index, beside others.
+pub(super) fn by_blocks(manager: &CrossBackendTransferManager, pieces: &Pieces, bytes: usize) -> Result<()> {
+    let ((source, from), (destination, to)) = (&pieces.from, &pieces.to);
+    let (source, destination) = (slice::from_ref(source), slice::from_ref(destination));
+    manager.copy_blocks((source, from), (destination, to), bytes)?.wait()?;
+    Ok(())
+}
+
 /// Copies by index.
 fn blocks<'a>(
     manager: &'a CrossBackendTransferManager,
@@ -175,7 +183,7 @@ fn many(manager: &CrossBackendTransferManager, pieces: &Pieces, exclusive: bool)
 }
 
 /// Returns what runs a variant and returns its time in ms.
-fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
+pub(super) fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
     move || {
         let begun = Instant::now();
         run()?;

@@ -1,12 +1,10 @@
 //! Pieces of an odd length at odd offsets, next to the same number of aligned ones by the best raw call or kernel.
 
-use std::time::Instant;
-
 use anyhow::Result;
 use transload_core::MemoryKind;
 use transload_cuda_sys::Driver;
 
-use super::{manager, pieces::Pieces, raw_list::RawList};
+use super::{manager, pieces::Pieces, raw_list::RawList, shapes::timed};
 use crate::{
     comparison::{Comparison, Fixture, Variant},
     reference::RawQueue,
@@ -84,15 +82,6 @@ fn of_kinds(fixture: &Fixture<'_>, name: &str, kinds: [MemoryKind; 2]) -> Result
     let rows = comparison.rows_over_best(forms, fixture.group, fixture.is_simulated(), variants)?;
     manager.drain()?;
     Ok(rows)
-}
-
-/// Returns what runs a variant and returns its time in ms.
-fn timed(run: impl Fn() -> Result<()>) -> impl FnMut() -> Result<f64> {
-    move || {
-        let begun = Instant::now();
-        run()?;
-        Ok(begun.elapsed().as_secs_f64() * 1e3)
-    }
 }
 
 #[cfg(test)]

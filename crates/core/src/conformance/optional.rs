@@ -205,12 +205,7 @@ fn peer_copy(context: &TestContext<'_>, from: DeviceId, to: DeviceId, bytes: usi
 }
 
 /// Every piece of a list arrives, by copies and by a kernel, if the queues of the devices have one.
-fn peer_lists(
-    context: &TestContext<'_>,
-    from: DeviceId,
-    to: DeviceId,
-    bytes: usize,
-) -> Result<(), Failure> {
+fn peer_lists(context: &TestContext<'_>, from: DeviceId, to: DeviceId, bytes: usize) -> Result<(), Failure> {
     let content = context.rng("lists of peers").bytes(bytes);
     let allocate = |device| context.backend().allocate(device, MemoryKind::Device, bytes);
     let (src, dst) = (allocate(from)?, allocate(to)?);
@@ -232,7 +227,8 @@ fn peer_lists(
         ];
         for (operation, is_supported) in operations {
             moved(context, to, &dst, Some(&vec![0; bytes]))?;
-            let queue = context.backend().lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
+            let queue =
+                context.backend().lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
             let done = submit_and_wait(&queue, &operation)?;
             ensure!(
                 done.is_some() == is_supported,
@@ -241,7 +237,11 @@ fn peer_lists(
             );
             if is_supported {
                 let found = moved(context, to, &dst, None)?;
-                context::same(&found, &content, &format!("a list of {bytes} bytes {from} → {to} by {device}"))?;
+                context::same(
+                    &found,
+                    &content,
+                    &format!("a list of {bytes} bytes {from} → {to} by {device}"),
+                )?;
             }
         }
     }

@@ -1,8 +1,7 @@
 //! Many copies between two devices.
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
-    CopyManyReport,
+    CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
     backend::{ListWay, Operation, Timing, submit},
 };
 use transload_cuda_sys::trace::{self, Call};
