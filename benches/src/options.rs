@@ -49,8 +49,8 @@ pub struct Options {
     /// Run only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Run only the parts of groups whose name contains one of these texts. Parts of the groups cpu and cuda are PATH/BYTES, submit/PATH,
-    /// allocations/PATH, methods/PATH, completion, threads and baselines.
+    /// Run only the parts of groups whose name contains one of these texts, or is one of them after `=`. Parts of the groups cpu and cuda
+    /// are PATH/BYTES, submit/PATH, allocations/PATH, methods/PATH, completion, threads and baselines.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// Use the software driver; its rows are marked `simulated`.
@@ -106,7 +106,11 @@ impl Options {
     /// Returns whether a part of a group is selected.
     #[must_use]
     pub fn wants_part(&self, name: &str) -> bool {
-        self.parts.is_empty() || self.parts.iter().any(|text| name.contains(text.as_str()))
+        let is_it = |text: &String| match text.strip_prefix('=') {
+            Some(exact) => name == exact,
+            None => name.contains(text.as_str()),
+        };
+        self.parts.is_empty() || self.parts.iter().any(is_it)
     }
 
     /// Returns whether a selected group needs a CUDA device.
@@ -132,5 +136,7 @@ mod tests {
         let some = of(&["--parts", "advis,work"]);
         assert!(some.wants_part("advising") && some.wants_part("the same work by other ways"));
         assert!(!some.wants_part("filling"));
+        let one = of(&["--parts", "=up,=filling"]);
+        assert!(one.wants_part("up") && one.wants_part("filling") && !one.wants_part("pageable-up"));
     }
 }

@@ -7,6 +7,9 @@ use serde::Serialize;
 pub struct Row {
     /// Stable ASCII id.
     pub id: String,
+    /// The part of its group that measured it, for `--parts`. Absent if it has none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub part: String,
     /// Source and destination, or the group.
     pub path: String,
     /// Method, for people.
@@ -125,6 +128,7 @@ impl Row {
     ) -> Self {
         Self {
             id,
+            part: String::new(),
             path,
             method: method.to_owned(),
             bytes,
@@ -142,6 +146,13 @@ impl Row {
             simulated: false,
             verified: false,
         }
+    }
+
+    /// Says which part measured it.
+    #[must_use]
+    pub fn of_part(mut self, part: &str) -> Self {
+        part.clone_into(&mut self.part);
+        self
     }
 
     /// Adds a reference of the same unit.

@@ -84,7 +84,7 @@ fn cuda(
     if options.wants(Group::Cuda) {
         measure(&mut bench, &grid::cuda_paths(session.device()), progress, rows)?;
         if options.wants_part("baselines") {
-            rows.extend(bench.method_baselines(&session, begin)?);
+            add(rows, "baselines", bench.method_baselines(&session, begin)?);
         }
         let paths = grid::method_paths(session.device(), session.peer());
         all_methods(&mut bench, &paths, progress, rows, methods)?;
@@ -139,34 +139,40 @@ fn measure(
     progress.expect((paths.len() * (points.len() + 1) + 3) as u64);
     for path in paths {
         for point in &points {
-            if !options.wants_part(&format!("{}/{}", grid::name(*path), grid::size(*point))) {
+            let part = format!("{}/{}", grid::name(*path), grid::size(*point));
+            if !options.wants_part(&part) {
                 continue;
             }
             progress.next(&format!("{path}, {} bytes", point.bytes));
             let more = bench.grid(*path, *point).with_context(|| format!("{path}, {} bytes", point.bytes))?;
-            rows.extend(more);
+            add(rows, &part, more);
         }
     }
-    let wants =
-        |part: &str, path: &TransferPath| options.wants_part(&format!("{part}/{}", grid::name(*path)));
+    let part_of = |part: &str, path: &TransferPath| format!("{part}/{}", grid::name(*path));
+    let wants = |part: &str, path: &TransferPath| options.wants_part(&part_of(part, path));
     progress.next("submission");
     let is_submitted = |path: &&TransferPath| path.src.kind != MemoryKind::Mapped && wants("submit", path);
     for path in paths.iter().filter(is_submitted) {
-        rows.extend(bench.submitting(*path, small)?);
+        add(rows, &part_of("submit", path), bench.submitting(*path, small)?);
     }
     progress.next("completion");
     if options.wants_part("completion") {
-        rows.extend(bench.completing(up, small)?);
+        add(rows, "completion", bench.completing(up, small)?);
     }
     progress.next("threads");
     if options.wants_part("threads") {
-        rows.extend(bench.threads(up, small)?);
+        add(rows, "threads", bench.threads(up, small)?);
     }
     for path in paths.iter().filter(|path| wants("allocations", path)) {
         progress.next(&format!("{path}, allocations"));
-        rows.extend(bench.allocating(*path, small)?);
+        add(rows, &part_of("allocations", path), bench.allocating(*path, small)?);
     }
     Ok(())
+}
+
+/// Adds the rows of a part.
+fn add(rows: &mut Vec<Row>, part: &str, more: Vec<Row>) {
+    rows.extend(more.into_iter().map(|row| row.of_part(part)));
 }
 
 /// Measures every method on `paths`.
@@ -180,11 +186,12 @@ fn all_methods(
     let options = bench.options;
     progress.expect(paths.len() as u64);
     for path in paths {
-        if !options.wants_part(&format!("{}{}", methods::GROUP, grid::name(*path))) {
+        let part = format!("{}{}", methods::GROUP, grid::name(*path));
+        if !options.wants_part(&part) {
             continue;
         }
         progress.next(&format!("{path}, every method"));
-        rows.extend(bench.methods(*path, methods).with_context(|| format!("{path}, every method"))?);
+        add(rows, &part, bench.methods(*path, methods).with_context(|| format!("{path}, every method"))?);
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(crate) fn rows(
     for (name, part) in parts.iter().filter(|(name, _)| fixture.wants(name)) {
         begin(&format!("{group}, {name}"));
         match part(&fixture) {
-            Ok(more) => rows.extend(more),
+            Ok(more) => rows.extend(more.into_iter().map(|row| row.of_part(name))),
             Err(error) => failures.push(format!("{group}, {name}: {error:#}")),
         }
     }
@@ -61,6 +61,7 @@ pub(crate) fn tested_on_the_software_driver((group, parts): Parts) -> Vec<Row> {
     for row in &rows {
         assert!(row.id.is_ascii() && row.id.starts_with(&format!("{group}/")), "{}", row.id);
         assert!(row.simulated && row.goal.is_none(), "{}", row.id);
+        assert!(parts.iter().any(|(part, _)| *part == row.part), "{} is of the part {}", row.id, row.part);
         let figures = [row.value, row.p10, row.p50, row.p90];
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure >= 0.0), "{}: {figures:?}", row.id);
         assert!(row.verified || row.bytes == 0, "{} moved bytes that were not verified", row.id);

@@ -70,10 +70,11 @@ pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&
         return Vec::new();
     }
     begin(&format!("{GROUP}, {HOST}"));
-    host::rows(options).unwrap_or_else(|error| {
+    let rows = host::rows(options).unwrap_or_else(|error| {
         failures.push(format!("{GROUP}, {HOST}: {error:#}"));
         Vec::new()
-    })
+    });
+    rows.into_iter().map(|row| row.of_part(HOST)).collect()
 }
 
 /// A transfer manager over the fixture's device, the next one if present, and the host.

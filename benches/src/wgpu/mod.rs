@@ -107,7 +107,7 @@ pub(crate) fn rows(
         for (name, part) in PARTS.iter().filter(|(name, _)| options.wants_part(name)) {
             begin(&format!("{GROUP}, {name}, {}", adapter.info.id));
             match part(&adapter) {
-                Ok(more) => measured.rows.extend(more),
+                Ok(more) => measured.rows.extend(more.into_iter().map(|row| row.of_part(name))),
                 Err(error) => {
                     measured.failures.push(format!("{GROUP}, {name}, {}: {error:#}", adapter.info.id));
                 }

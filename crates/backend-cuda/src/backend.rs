@@ -21,8 +21,12 @@ use transload_memory::{
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamLease, StreamOrderedAllocator};
 
 use crate::{
-    CudaBackendConfig, CudaBuffer, costs, device::DeviceState, held_buffers::HeldBuffers, list_costs,
-    peers::Peers, share,
+    CudaBackendConfig, CudaBuffer, costs,
+    device::DeviceState,
+    held_buffers::HeldBuffers,
+    list_costs,
+    peers::{Peers, pairs},
+    share,
 };
 
 /// The devices of the CUDA driver. Usable from any thread.
@@ -418,21 +422,18 @@ impl Backend for CudaBackend {
     }
 
     fn default_costs(&self) -> Vec<PathCost> {
-        let ids = || self.states.iter().map(|state| state.id);
-        let peers = ids().flat_map(|src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
         let own = self.states.iter().flat_map(|state| {
             let (id, kinds) = (state.id, &state.info().kinds);
             // A device may lack managed memory.
             let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
         });
-        let peers = peers
-            .flat_map(|(src, dst)| costs::across(src, dst).into_iter().chain([costs::between(src, dst)]));
-        own.chain(peers).collect()
+        let between = |(src, dst)| costs::across(src, dst).into_iter().chain([costs::between(src, dst)]);
+        own.chain(pairs(&self.states).flat_map(between)).collect()
     }
 
     fn default_list_costs(&self) -> Vec<ListCost> {
-        self.states.iter().flat_map(|state| list_costs::of(state.id)).collect()
+        list_costs::all(&self.states, &self.peers)
     }
 
     fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {

@@ -2,11 +2,15 @@
 //! of lists both ways at once.
 //!
 //! Source: medians of four runs of `transload calibrate` on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), 16 processors: of pageable memory on
-//! 2026-11-29, with pieces that are scattered on the device, of all else on 2026-11-28.
+//! 2026-11-29, with pieces that are scattered on the device, between two H200 linked by NVLink on 2026-11-29 (two runs), of all else on 2026-11-28.
 
 use std::time::Duration;
 
-use transload_core::{DeviceId, ListCost, ListModel, ListTime, ListWay, MemoryKind, Place, TransferPath};
+use transload_core::{
+    DeviceId, ListCost, ListModel, ListTime, ListWay, MemoryKind, PeerAccess, Place, TransferPath,
+};
+
+use crate::{device::DeviceState, peers::Peers};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -55,6 +59,12 @@ const WITHIN: Ways = [
     [&[13.8, 14.8, 15.6, 54.0], &[14.5, 15.1, 16.4, 92.5], &[14.8, 15.3, 17.4, 65.6], &[18.2, 24.7, 26.7, 65.9]],
     [&[12.2, 26.9, 32.9, 113.1], &[12.5, 27.0, 34.1, 124.6], &[12.8, 26.1, 31.7, 109.9], &[13.5, 33.8, 42.7, 177.0]],
 ];
+#[rustfmt::skip]
+const BETWEEN: Ways = [
+    [&[9.1, 12.9, 20.6, 738.2], &[9.4, 13.2, 21.3, 758.2], &[9.3, 13.7, 23.0, 230.6], &[12.0, 23.0, 23.8, 66.4]],
+    [&[13.2, 13.9, 14.2, 60.4], &[13.6, 14.1, 14.9, 101.3], &[13.4, 14.8, 17.9, 88.2], &[17.5, 34.4, 40.3, 84.6]],
+    [&[8.7, 18.3, 23.4, 95.3], &[8.9, 18.7, 23.5, 95.8], &[8.8, 18.5, 23.4, 97.4], &[11.6, 23.1, 27.9, 104.2]],
+];
 
 fn costs_of(src: Place, dst: Place, ways: Ways) -> impl Iterator<Item = ListCost> {
     let cost = move |(way, micros): (ListWay, Micros)| {
@@ -72,8 +82,18 @@ fn costs_of(src: Place, dst: Place, ways: Ways) -> impl Iterator<Item = ListCost
     WAYS.into_iter().zip(ways).filter_map(cost)
 }
 
+/// Returns the default costs of the lists of all paths. Those between devices that are no peers are staged, and have none.
+pub(crate) fn all(states: &[DeviceState], peers: &Peers) -> Vec<ListCost> {
+    let of_pair = |src: &DeviceState, dst: &DeviceState| {
+        let are_peers = peers.access(src, dst).is_ok_and(|access| access != PeerAccess::Unavailable);
+        are_peers.then(|| between(src.id, dst.id)).into_iter().flatten()
+    };
+    let pairs = states.iter().flat_map(|src| states.iter().flat_map(move |dst| of_pair(src, dst)));
+    states.iter().flat_map(|state| of(state.id)).chain(pairs).collect()
+}
+
 /// Returns the default costs of the lists of one device's paths.
-pub(crate) fn of(device: DeviceId) -> impl Iterator<Item = ListCost> {
+fn of(device: DeviceId) -> impl Iterator<Item = ListCost> {
     let there = Place::new(device, MemoryKind::Device);
     let kinds = [
         (MemoryKind::Pageable, PAGEABLE_UP, PAGEABLE_DOWN),
@@ -85,4 +105,10 @@ pub(crate) fn of(device: DeviceId) -> impl Iterator<Item = ListCost> {
         costs_of(host, there, up).chain(costs_of(there, host, down))
     });
     of_host.chain(costs_of(there, there, WITHIN))
+}
+
+/// Returns the default costs of the lists between the memory of two peers.
+fn between(src: DeviceId, dst: DeviceId) -> impl Iterator<Item = ListCost> {
+    let memory = |device| Place::new(device, MemoryKind::Device);
+    costs_of(memory(src), memory(dst), BETWEEN)
 }

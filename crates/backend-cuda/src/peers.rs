@@ -49,3 +49,9 @@ impl Peers {
         Ok(())
     }
 }
+
+/// Returns all ordered pairs of two devices.
+pub(crate) fn pairs(states: &[DeviceState]) -> impl Iterator<Item = (DeviceId, DeviceId)> {
+    let ids = || states.iter().map(|state| state.device.id());
+    ids().flat_map(move |src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst)
+}

@@ -91,7 +91,7 @@ pub const PEER_REJECTED: &str = "peer_rejected";
 /// `INFO`, target of the part that reports it: a kernel of this library cannot be used, so a copy engine or the driver does its work.
 /// Fields `device`, `error`.
 pub const KERNEL_UNAVAILABLE: &str = "kernel_unavailable";
-/// `WARN`, target [`TRANSFER`]: a stored calibration is not used, since it is damaged or of another machine, or cannot be read. Fields
+/// `WARN`, target [`TRANSFER`]: a stored calibration is not used, since it is damaged, stale or of another machine, or cannot be read. Fields
 /// `file`, `error`.
 pub const CALIBRATION_IGNORED: &str = "calibration_ignored";
 /// `WARN`, target [`TRANSFER`]: a calibration is used, but could not be stored for later runtimes. Field `error`.

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     marker::PhantomData,
     ptr,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::LocalKey,
 };
 
@@ -33,6 +33,8 @@ struct Retained {
     device: Device,
     /// The first error that made the context unusable.
     loss: OnceLock<Loss>,
+    /// Ordinals of the devices to whose memory access was enabled.
+    peers: Mutex<Vec<u32>>,
 }
 
 /// The cause that made a context unusable.
@@ -62,7 +64,10 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             ffi::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw())
         })?;
-        Ok(Self { raw, shared: Arc::new(Retained { device, loss: OnceLock::new() }) })
+        Ok(Self {
+            raw,
+            shared: Arc::new(Retained { device, loss: OnceLock::new(), peers: Mutex::default() }),
+        })
     }
 
     /// Returns the device of the context.
@@ -152,9 +157,26 @@ impl Context {
         let _capture = RelaxedCapture::enter()?;
         // SAFETY: both contexts are retained; the flags must be 0.
         match unsafe { ffi::cuCtxEnablePeerAccess(peer.as_raw(), 0) } {
-            code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            answer => check("cuCtxEnablePeerAccess", answer),
+            code::PEER_ACCESS_ALREADY_ENABLED => {}
+            answer => check("cuCtxEnablePeerAccess", answer)?,
         }
+        let (mut peers, ordinal) = (self.peers(), peer.device().ordinal());
+        if !peers.contains(&ordinal) {
+            peers.push(ordinal);
+        }
+        Ok(())
+    }
+
+    /// Returns whether [`enable_peer`](Self::enable_peer) of this value or a clone enabled access to the memory of a device, which is that of
+    /// `cuMemAlloc`: the driver cannot be asked. Pools grant access separately.
+    #[must_use]
+    pub fn has_peer(&self, ordinal: u32) -> bool {
+        self.peers().contains(&ordinal)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Vec<u32>> {
+        // No code of the lock's holders panics in between.
+        self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns free and total bytes of device memory.

@@ -6,6 +6,7 @@ pub(crate) mod format;
 mod goals;
 mod page;
 mod paths;
+mod promises;
 pub(crate) mod results;
 #[path = "../../../benches/src/row_key.rs"]
 mod row_key;
@@ -146,9 +147,11 @@ fn gpu(
     let mut rows = Vec::new();
     let mut runs: Vec<Results> = Vec::new();
     for arguments in goals::RUNS.into_iter().filter(|run| goals::can_run(run, processors)) {
-        let found = goals::confirmed(|| {
+        let found = goals::confirmed(|parts| {
             let json = out.join(format!("gpu-{}.json", runs.len() + 1));
-            let status = measure(&json, &[&["--hardware"], arguments].concat())?;
+            let arguments = goals::limited(arguments, parts);
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let status = measure(&json, &[&["--hardware"], arguments.as_slice()].concat())?;
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             let results = Results::read(&json).with_context(|| format!("{PROGRAM} failed: {status}"))?;
             // What failed has no rows, and its goals count as missed.
@@ -164,8 +167,8 @@ fn gpu(
         }
     }
     let Some(mut results) = Results::joined(runs, &rows) else { return Ok(ExitCode::FAILURE) };
-    let skipped = goals::skipped(&results, processors);
-    let absent = goals::absent(&rows, &skipped);
+    let skipped = promises::skipped(&results, processors);
+    let absent = promises::absent(&rows, &skipped);
     print!("\n{}", goals::table(&rows, &absent, &skipped));
     let failed = results.failed();
     failed.iter().for_each(|failure| eprintln!("FAILED: {failure}"));
@@ -222,7 +225,7 @@ mod tests {
     #[test]
     fn gpu_fails_where_a_goal_is_missed_twice_or_has_no_row() {
         let mut kept = results::hardware_sample();
-        let all = goals::all_met(&kept.rows[0]);
+        let all = promises::all_met(&kept.rows[0]);
         kept.rows.extend(all);
         // Measures each run once, or twice where something is missed, and draws them all.
         let of = |change: &dyn Fn(&mut Results, usize)| {

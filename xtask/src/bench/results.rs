@@ -71,6 +71,9 @@ pub(crate) struct BreakPoint {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ResultRow {
     pub(crate) id: String,
+    /// Absent if it is of none, and from files of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) part: String,
     pub(crate) path: String,
     pub(crate) method: String,
     pub(crate) bytes: u64,
@@ -179,6 +182,7 @@ impl From<Record> for Results {
     fn from(record: Record) -> Self {
         let row = |row: Row| ResultRow {
             id: row.id,
+            part: String::new(),
             path: row.path,
             method: row.method,
             bytes: 0,
@@ -264,6 +268,7 @@ pub(crate) fn hardware_sample() -> Results {
 pub(crate) fn sample() -> Results {
     let row = |bytes: u64, value: f64, simulated: bool| ResultRow {
         id: format!("cpu.pinned-to-cuda:0.device/DirectCopy/{bytes}"),
+        part: String::new(),
         path: "cpu.pinned → cuda:0.device".to_owned(),
         method: "DirectCopy".to_owned(),
         bytes,

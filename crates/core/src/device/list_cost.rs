@@ -14,7 +14,7 @@ pub enum ListWay {
     /// Its copy engines, which copy long stretches of the host's memory to or from scratch memory of the device, and a kernel of few
     /// blocks, which copies between that and the pieces.
     ThroughDevice,
-    /// One launch of a copy kernel, which accesses pinned memory of the host in place.
+    /// One launch of a copy kernel, which accesses pinned memory of the host, or memory of a peer, in place.
     CopyKernel,
     /// Nothing that copies a list: each piece is a single copy.
     OneByOne,

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use super::{Handle, Pointer, Scope, on_current, on_current_stream, on_stream, sticky_error, top};
 use crate::{
     code::{self, CuResult},
+    execute,
     memory::{Kind, Memory},
     op::{Copy, Operand, Work},
     scheduler,
@@ -234,12 +235,13 @@ pub(crate) fn legacy(state: &State, scope: Scope) -> CuResult<u64> {
     state.contexts.get(&scope.context).map(|context| context.legacy).ok_or(code::INVALID_CONTEXT)
 }
 
-/// Fails if a device-to-device copy accesses another device's memory without peer access.
+/// Fails if a device-to-device copy accesses memory of another device's pool, which grants no access. Other memory is copied without access, too
+/// (driver 580).
 fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
-    let own = state.contexts.get(&scope.context).ok_or(code::INVALID_CONTEXT)?;
     let reaches = [to, from].into_iter().all(|address| {
         state.memory.find(address).is_none_or(|found| {
-            !found.is_device() || found.device == scope.device || own.peers.contains(&found.device)
+            !matches!(found.kind, Kind::Pool(_))
+                || execute::reaches(state, scope.device, scope.context, found)
         })
     });
     if reaches { Ok(()) } else { Err(code::INVALID_VALUE) }
@@ -317,7 +319,8 @@ driver! {
     }
 
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) {
-        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
+        let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
+        reachable(&state, scope, to, from)?;
         let sides = (CopyPointer::Any(to), CopyPointer::Any(from));
         copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     }

@@ -1,7 +1,7 @@
 //! Pointer attributes.
 
 use super::{Pointer, count_call_despite_error, lock_driver};
-use crate::{code, execute, memory::Kind};
+use crate::{code, memory::Kind};
 
 driver! {
     fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) {
@@ -26,12 +26,8 @@ driver! {
             11 => data.set(found.base),
             12 => data.cast::<usize>().set(found.bytes),
             13 => data.cast::<u32>().set(1),
-            // Access flags: read and write, or none, for the device of the current context.
-            16 => {
-                let granted = super::current_scope(&state)
-                    .is_ok_and(|own| execute::reaches(&state, own.device, own.context, found));
-                data.cast::<u32>().set(if granted { 3 } else { 0 })
-            }
+            // Access flags: read and write, whoever has access (driver 580).
+            16 => data.cast::<u32>().set(3),
             17 => data.set(match found.kind {
                 Kind::Pool(pool) => pool,
                 _ => 0,

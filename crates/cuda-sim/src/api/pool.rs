@@ -249,6 +249,21 @@ driver! {
         Ok(())
     }
 
+    fn cuMemPoolGetAccess(flags: Pointer<u32>, pool: Handle, location: Pointer<[u32; 2]>) {
+        let (state, pool) = on_pool(NAME, pool)?;
+        let [1, device] = location.get()? else { return Err(code::INVALID_VALUE) };
+        let device = device_of(&state, device.cast_signed())?;
+        let found = state.pool(pool)?;
+        let own = if device == found.device { 3 } else { 0 };
+        flags.set(found.access.get(&device).copied().unwrap_or(own))
+    }
+
+    /// Of mappings that the caller made, which this driver does not have.
+    fn cuMemGetAccess(flags: Pointer<u64>, location: Pointer<[u32; 2]>, pointer: u64) {
+        let _unused = (flags, location, pointer);
+        Err(code::INVALID_VALUE)
+    }
+
     fn cuDeviceGetDefaultMemPool(pool: Pointer<usize>, device: i32) {
         let (state, device) = on_device(NAME, device)?;
         let device = state.device(device);

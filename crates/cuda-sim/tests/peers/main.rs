@@ -3,6 +3,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod access;
 mod copies;
 #[path = "../it/raw.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]

@@ -92,7 +92,9 @@ impl Mapping {
     fn populate(&self) -> bool {
         /// Bytes per thread.
         const SHARE: usize = 16 << 20;
-        const MOST: usize = 16;
+        /// More get in each other's way: on a virtual machine with 32 processors 2 GiB take 100 ms with 4, 190 with 8, 260 with 16, and 16 GiB
+        /// 0.7, 1.7 and 1.4 to 2.1 s (docs/benchmarks/2026-11-29-2xH200-page-population.txt).
+        const MOST: usize = 4;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.len / SHARE).clamp(1, MOST.min(cores));
         let share = (self.len / threads).next_multiple_of(HUGE);

@@ -11,11 +11,7 @@ use transload_memory::{CudaDevice, FixedList, lift_in};
 use super::plan::{Step, plan};
 use crate::{
     CudaStream,
-    submit::{
-        batches::BatchCall,
-        driver_calls::{DriverAddress, DriverCalls},
-        kernels::Kernels,
-    },
+    submit::{addresses::DriverAddress, batches::BatchCall, driver_calls::DriverCalls, kernels::Kernels},
 };
 
 /// A graph of operations, and what its nodes use besides their memory.

@@ -1,7 +1,9 @@
 //! Which memory a kernel can use in place, and at which address.
 
+use std::ptr;
+
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
-use transload_cuda_sys::{Context, RelaxedCapture, attribute, check, ffi};
+use transload_cuda_sys::{Context, RelaxedCapture, attribute, check, cust::sys::CUmemoryPool, ffi};
 use transload_memory::{lift, lift_in};
 
 /// Returns the address at which kernels of a context use a buffer.
@@ -29,27 +31,47 @@ pub(crate) fn address(buffer: &RawBuffer, context: &Context) -> Result<u64> {
     })
 }
 
-/// Returns whether access to a peer's memory is enabled, for the context or for the memory's pool.
+/// Returns whether kernels of a context may access a peer's memory: that of a pool, or of a mapping of the caller's, if it grants the device
+/// access, all other if the context [has access](Context::has_peer). `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS` does not tell: driver 580 says
+/// read and write of any memory (docs/benchmarks/2026-11-29-2xH200-peer-access.txt).
 pub(crate) fn is_granted(buffer: &RawBuffer, context: &Context) -> Result<bool> {
-    /// `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS`: access by the current context's device.
-    const ACCESS_FLAGS: u32 = 16;
+    /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`.
+    const POOL: u32 = 17;
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    const DEVICE: u32 = 1;
     /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
     const READ_WRITE: u64 = 3;
-    let (true, Some(address)) = (matches!(buffer.place().device, DeviceId::Cuda(_)), buffer.device_address())
-    else {
+    let (DeviceId::Cuda(peer), Some(address)) = (buffer.place().device, buffer.device_address()) else {
         return Ok(false);
+    };
+    if transload_core::mutant!("streams/peer-access-is-asked-for") {
+        return Ok(true);
+    }
+    let asked = |name, code| match check(name, code) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_sticky() => Err(lift_in(context, error)),
+        // Memory of another kind, or an older driver.
+        Err(_) => Ok(false),
     };
     let _bound = context.enter().map_err(lift)?;
     let _capture = RelaxedCapture::enter().map_err(lift)?;
-    let mut flags = 0_u64;
-    // SAFETY: the out pointer is valid for 8 bytes, the largest result; any address may be queried.
-    let code = unsafe { ffi::cuPointerGetAttribute((&raw mut flags).cast(), ACCESS_FLAGS, address) };
-    match check("cuPointerGetAttribute", code) {
-        Ok(()) => Ok(flags & READ_WRITE == READ_WRITE),
-        Err(error) if error.is_sticky() => Err(lift_in(context, error)),
-        // An older driver: memory not known to be accessible is not used.
-        Err(_) => Ok(false),
+    // `CUmemLocation`: two 4-byte words.
+    let mut location = [DEVICE, context.device().as_raw().cast_unsigned()];
+    let location = (&raw mut location).cast();
+    let mut pool: CUmemoryPool = ptr::null_mut();
+    // SAFETY: the out pointer is valid for a handle; any address may be queried.
+    let code = unsafe { ffi::cuPointerGetAttribute((&raw mut pool).cast(), POOL, address) };
+    if asked("cuPointerGetAttribute", code)? && !pool.is_null() {
+        let mut flags = 0_u32;
+        // SAFETY: the pool is that of live memory; the location has the size and layout of the structure.
+        let code = unsafe { ffi::cuMemPoolGetAccess(&mut flags, pool, location) };
+        return Ok(asked("cuMemPoolGetAccess", code)? && u64::from(flags) & READ_WRITE == READ_WRITE);
     }
+    let mut flags = 0_u64;
+    // SAFETY: the out pointer is valid, and the location as above; any address may be queried.
+    let code = unsafe { ffi::cuMemGetAccess(&mut flags, location, address) };
+    let is_refused = asked("cuMemGetAccess", code)? && flags & READ_WRITE != READ_WRITE;
+    Ok(!is_refused && context.has_peer(peer))
 }
 
 fn migrates(buffer: &RawBuffer, context: &Context) -> Result<bool> {

@@ -8,10 +8,7 @@ use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
 use crate::{
     CudaStream,
-    submit::{
-        driver_calls::{DriverAddress, copy_once},
-        fills::Fill,
-    },
+    submit::{addresses::DriverAddress, driver_calls::copy_once, fills::Fill},
 };
 
 impl CudaStream {

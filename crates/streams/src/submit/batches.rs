@@ -5,7 +5,10 @@ use std::sync::OnceLock;
 use transload_core::{MemoryKind, RawBuffer, runs_by_allocation};
 use transload_cuda_sys::{Driver, DriverError, RawStream, check, ffi};
 
-use super::driver_calls::{INVALID_VALUE, copy, driver_address};
+use super::{
+    addresses::driver_address,
+    driver_calls::{INVALID_VALUE, copy},
+};
 use crate::built_in::SINGLE_CALLS;
 
 /// Most copies of one call.

@@ -3,7 +3,7 @@
 use transload_core::{Error, ErrorKind, FloatType, RawBuffer, Result};
 use transload_cuda_sys::{DriverError, RawStream};
 
-use super::{driver_calls::in_place, kernels::Kernels};
+use super::{addresses::in_place, kernels::Kernels};
 use crate::CudaStream;
 
 /// A checked cast: addresses, and the numbers of their types.

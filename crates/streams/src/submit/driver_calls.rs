@@ -5,12 +5,13 @@ use std::os::raw::c_void;
 use transload_core::{BlockList, Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, DriverError, RawStream, Stream, check,
-    cust::sys::{CUDA_MEMCPY2D, CUfunction, CUmemorytype_enum},
+    cust::sys::{CUDA_MEMCPY2D, CUfunction},
     ffi,
 };
-use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
+use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
 use super::{
+    addresses::{DriverAddress, are_peers, driver_address, in_place, peer, reachable, unreachable},
     batches::{BatchCall, by_allocations, copy_batch},
     casts::Cast,
     fills::Fill,
@@ -20,9 +21,7 @@ use super::{
     loaded_module,
     split_copy::{split_copy, split_rows},
 };
-use crate::{
-    CudaGraph, CudaStream, LaunchConfig, completion::timeline::StreamTimeline, launch::reach::is_granted,
-};
+use crate::{CudaGraph, CudaStream, LaunchConfig, completion::timeline::StreamTimeline};
 
 /// Maximum bytes of a small copy or fill: it takes a few microseconds, about as long as enqueueing it. See `points`.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -32,99 +31,6 @@ pub(crate) const SMALL_FILL: usize = 1 << 20;
 
 /// Returned by the driver for, among others, host memory that is partially registered.
 pub(crate) const INVALID_VALUE: u32 = 1;
-
-/// A buffer's address as passed to the driver.
-#[derive(Clone, Copy)]
-pub(crate) enum DriverAddress {
-    Host(*mut c_void),
-    /// Device or unified memory: the driver's own address.
-    Device(u64),
-}
-
-impl DriverAddress {
-    /// Fields of a 2D copy.
-    fn of_a_row(self) -> (CUmemorytype_enum, *mut c_void, u64) {
-        match self {
-            Self::Host(address) => (CUmemorytype_enum::CU_MEMORYTYPE_HOST, address, 0),
-            Self::Device(address) => (CUmemorytype_enum::CU_MEMORYTYPE_DEVICE, std::ptr::null_mut(), address),
-        }
-    }
-}
-
-#[inline]
-pub(crate) fn driver_address(buffer: &RawBuffer) -> Result<DriverAddress> {
-    let address = match buffer.place().kind {
-        MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(DriverAddress::Device),
-        _ => buffer.host_address().map(|address| DriverAddress::Host(address.as_ptr().cast())),
-    };
-    address.ok_or_else(|| no_address(buffer))
-}
-
-#[cold]
-fn no_address(buffer: &RawBuffer) -> Error {
-    let text = format!("{} memory has no address for a CUDA stream", buffer.place());
-    Error::new(ErrorKind::Unsupported, text)
-}
-
-#[inline]
-pub(crate) fn reachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
-    if stream.can_copy(src.place(), dst.place()) { Ok(()) } else { Err(unreachable(stream, src, dst)) }
-}
-
-#[cold]
-fn unreachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Error {
-    let text = format!(
-        "a stream of {} copies between its own and host memory, not {} → {}",
-        stream.device(),
-        src.place(),
-        dst.place()
-    );
-    Error::new(ErrorKind::Unsupported, text)
-}
-
-/// Returns device memory with its context, for a peer copy.
-fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
-    buffer.device_address().zip(context_of(buffer)).ok_or_else(|| {
-        let place = buffer.place();
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("a peer copy is between devices' own memory; {place} memory is not, or not ours"),
-        )
-    })
-}
-
-/// Returns whether a stream copies between its device and a peer whose memory it has access to.
-#[cold]
-fn are_peers(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<bool> {
-    let own = stream.device();
-    let far = match (src.place(), dst.place()) {
-        (from, to) if from.kind != MemoryKind::Device || to.kind != MemoryKind::Device => return Ok(false),
-        (from, to) if from.device == own && to.device != own => dst,
-        (from, to) if to.device == own && from.device != own => src,
-        _ => return Ok(false),
-    };
-    is_granted(far, stream.own.context())
-}
-
-/// Returns the address by which the stream's device accesses the memory in place.
-pub(super) fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
-    let place = buffer.place();
-    let visible = match place.kind {
-        MemoryKind::Device | MemoryKind::Unified if place.device == stream.device() => true,
-        MemoryKind::Device => is_granted(buffer, stream.own.context())?,
-        // Pinned memory has one if the driver assigned it.
-        MemoryKind::Mapped | MemoryKind::Pinned => place.device.is_cpu(),
-        MemoryKind::Unified | MemoryKind::Pageable => false,
-    };
-    buffer.device_address().filter(|_| visible).ok_or_else(|| {
-        let device = stream.device();
-        let text = format!(
-            "{device} cannot use {place} memory in place; valid are mapped host memory, pinned host memory of this library, its own device and \
-             unified memory, and device memory of peers with access enabled"
-        );
-        Error::new(ErrorKind::Unsupported, text)
-    })
-}
 
 /// Validated driver calls of one operation.
 pub(crate) enum DriverCalls<'a> {

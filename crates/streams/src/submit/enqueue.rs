@@ -9,10 +9,9 @@ use transload_core::{
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::{OperationCalls, lift};
 
-use super::driver_calls::{
-    DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
-};
 use super::{
+    addresses::{DriverAddress, driver_address, reachable},
+    driver_calls::{DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once},
     halves::Half,
     measured::{Measured, half_info},
 };

@@ -5,8 +5,8 @@ use transload_cuda_sys::DriverError;
 use transload_memory::ListEntry;
 
 use super::{
+    addresses::in_place,
     batches::by_allocations,
-    driver_calls::in_place,
     kernels::{Kernels, Overlap, THREADS},
 };
 use crate::{

@@ -7,8 +7,9 @@ use transload_cuda_sys::DriverError;
 use transload_memory::{FixedList, ListEntry};
 
 use super::{
+    addresses::in_place,
     batches::Joined,
-    driver_calls::{DriverCalls, in_place},
+    driver_calls::DriverCalls,
     kernels::{Kernels, Overlap},
 };
 use crate::{

@@ -1,5 +1,6 @@
 //! From an operation to the driver calls that enqueue it.
 
+pub(crate) mod addresses;
 pub(crate) mod batches;
 mod casts;
 pub(crate) mod driver_calls;

@@ -4,7 +4,10 @@ use transload_core::Pitched;
 use transload_cuda_sys::{DriverError, RawStream};
 use transload_memory::registration_edges;
 
-use super::driver_calls::{DriverAddress, copy, copy_once};
+use super::{
+    addresses::DriverAddress,
+    driver_calls::{copy, copy_once},
+};
 
 impl DriverAddress {
     /// Returns the offsets at which a registration begins or ends.

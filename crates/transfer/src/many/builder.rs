@@ -45,9 +45,9 @@ use crate::{
 /// # What is copied how
 /// Pairs may be of any places, kinds of memory and lengths. Those of 0 bytes copy nothing. The pairs of one source and one destination
 /// place are one piece of work, which joins pairs that follow each other on both sides: of one queue between pinned or mapped memory
-/// and a device, within a device, and within the host; staged between pageable memory and a device, and between devices that are no
-/// peers. Peers are copied pair by pair, without waiting in between, and so is unified memory
-/// unless a kernel may copy it to or from pinned and mapped memory, after [`exclusive`](Self::exclusive).
+/// and a device, within a device, between peers, and within the host; staged between pageable memory and a device, and between devices
+/// that are no peers. Unified memory is copied pair by pair, without waiting in between, unless a kernel may copy it to or from pinned and
+/// mapped memory, after [`exclusive`](Self::exclusive).
 ///
 /// Short pieces of pinned or mapped memory that lie there in long stretches, of an upload also with short gaps, and lists of up to 32 MiB of short pieces of pageable
 /// memory, go through scratch memory of the device: at most 99 MiB for each device and direction, as much for pageable memory, and less

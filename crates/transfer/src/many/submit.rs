@@ -330,6 +330,10 @@ impl CrossBackendTransferManager {
             let method = candidate.method();
             match error.kind() {
                 ErrorKind::Overlap => return None,
+                // The peer's memory grants no access, which copies of single pairs do not need.
+                ErrorKind::Unsupported if method == TransferMethod::PeerToPeer && wanted.way.is_none() => {
+                    return None;
+                }
                 // Its queues cannot take a list, or memory is short.
                 ErrorKind::Unsupported => declined |= bit(method),
                 ErrorKind::OutOfMemory if !transload_core::mutant!("transfer/list-shortage-declines") => {

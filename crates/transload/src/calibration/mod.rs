@@ -1,9 +1,9 @@
 //! Feature `calibration`: what transfers take on this machine, measured once and kept in a file.
 //!
 //! [`Runtime::calibrate`] measures, and stores the result where [`CalibrationStore`] says: by default in the user's cache directory,
-//! in a file for each combination of devices, drivers, processor, number of cores, threads, limits and version of this library. Every later
-//! [`Runtime::discover`] of the same combination uses it: reports and plans then say `measured here`. For another combination nothing is
-//! stored there. A [named file](CalibrationStore::File) of another combination, and any file that is damaged, is ignored with the event
+//! in a file for each combination of devices, processor, number of cores, threads and limits. Every later [`Runtime::discover`] of the
+//! same combination uses it: reports and plans then say `measured here`. A file that is stale, since it was measured with another driver or
+//! version of this library, or damaged, or [named](CalibrationStore::File) and of another combination, is ignored with the event
 //! [`CALIBRATION_IGNORED`](transload_core::events::CALIBRATION_IGNORED), and replaced by the next `calibrate`.
 //!
 //! ```no_run
@@ -119,7 +119,7 @@ impl Runtime {
     /// Reads the stored calibration, which the runtime used when it was made. `None` if nothing is stored.
     ///
     /// # Errors
-    /// Why it is ignored: [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is damaged, of another machine or no
+    /// Why it is ignored: [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is damaged, stale, of another machine or no
     /// regular file, [`ErrorKind::Io`](crate::ErrorKind::Io).
     pub fn stored_calibration(&self) -> Result<Option<Calibration>> {
         let key = Key::of(self);

@@ -146,7 +146,7 @@ pub(super) fn read(path: &Path, key: &Key) -> Result<Option<Calibration>> {
     if !transload_core::mutant!("transload/calibration-of-another-machine")
         && let Some(difference) = key.difference(&stored.key)
     {
-        return Err(refused(path, format_args!("is of another machine: {difference}")));
+        return Err(refused(path, difference));
     }
     Ok(Some(stored.calibration))
 }

@@ -1,8 +1,11 @@
 //! Many copies between two devices.
 
+use std::sync::Arc;
+
 use transload::{
-    CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
+    CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, TransferMethod, WorkloadType,
     backend::{ListWay, Operation, Timing, submit},
+    cuda::{CudaDevice, CudaMemoryManager, streams::CudaStream},
 };
 use transload_cuda_sys::trace::{self, Call};
 
@@ -94,6 +97,27 @@ fn list_between_peers_arrives_by_each_way_and_touches_nothing_else() {
 }
 
 #[test]
+fn stream_of_either_device_takes_a_list_by_each_way() {
+    let Some(setup) = two() else { return };
+    let content = noise(bytes(), 5);
+    let (src, dst) = (setup.filled(0, &content), setup.on(1, content.len()));
+    let pairs = pairs(&src, &dst);
+    setup.manager.copy_many(&pairs).wait().unwrap();
+    for test in setup.tests {
+        let device = CudaDevice::new(test.ordinal()).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        for way in [ListWay::CopyEngine, ListWay::CopyKernel, ListWay::OneByOne] {
+            setup.manager.copy(&setup.filled(1, &vec![0xEE; content.len()]), &dst).wait().unwrap();
+            let report = setup.manager.copy_many(&pairs).way(way).on(&stream).wait().unwrap();
+            assert_eq!(report.groups[0].method, TransferMethod::PeerToPeer);
+            assert!(setup.content(&dst) == expected(&content), "on {} by {way}", test.ordinal());
+        }
+    }
+    drop((pairs, src, dst));
+    setup.finish();
+}
+
+#[test]
 fn list_between_peers_goes_by_a_kernel_unasked() {
     let Some(setup) = two() else { return };
     let (report, calls) = copied(&setup, (0, 1), None);
@@ -141,7 +165,7 @@ fn device_accesses_no_memory_of_a_peer_before_access_is_enabled() {
     let batches = [Operation::CopyBatch { pairs: &pairs }, Operation::CopyBatchInPlace { pairs: &pairs }];
     let single = Operation::CopyInPlace { src: &here, dst: &there };
     let queue_of = |device: DeviceId| {
-        let (priority, workload) = (transload::StreamPriority::Normal, transload::WorkloadType::Memory);
+        let (priority, workload) = (StreamPriority::Normal, WorkloadType::Memory);
         setup.manager.backend(device).unwrap().lease_queue(device, priority, workload).unwrap()
     };
     for operation in batches.iter().chain([&single]) {
@@ -157,6 +181,40 @@ fn device_accesses_no_memory_of_a_peer_before_access_is_enabled() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert_eq!(setup.content(&there), [1; 64]);
     drop((queue_of, pairs, backend, here, there));
+    setup.finish();
+}
+
+#[test]
+fn list_of_memory_that_grants_no_access_is_copied_pair_by_pair() {
+    let Some(setup) = two() else { return };
+    let content = noise(bytes(), 6);
+    // Of a pool of its own, which grants the other device nothing.
+    let device = CudaDevice::new(setup.tests[1].ordinal()).unwrap();
+    let (theirs, ours) = (CudaMemoryManager::new(&device).unwrap(), CudaMemoryManager::new(&device).unwrap());
+    let owner = Arc::new(theirs.allocate(MemoryKind::Device, content.len()).unwrap());
+    let address = owner.device_address().unwrap();
+    // SAFETY: the owner keeps the memory, which nothing else uses meanwhile.
+    let dst = unsafe { ours.adopt(address, content.len(), Arc::clone(&owner)) }.unwrap();
+    let (src, poison) = (setup.filled(0, &content), vec![0xEE; content.len()]);
+    let pairs = pairs(&src, &dst);
+    let put = || setup.manager.copy(&setup.pinned(&poison), &dst).wait().unwrap();
+    put();
+    let report = setup.manager.copy_many(&pairs).wait().unwrap();
+    assert_eq!(report.groups[0].method, TransferMethod::PeerToPeer, "{report:#}");
+    assert!(setup.content(&dst) == expected(&content));
+    // As a list it can only be staged, which no kernel does.
+    put();
+    let error = setup.manager.copy_many(&pairs).way(ListWay::CopyKernel).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(setup.content(&dst) == poison);
+    let report = setup.manager.copy_many(&pairs).way(ListWay::CopyEngine).wait().unwrap();
+    assert_eq!(report.groups[0].method, TransferMethod::HostStaged, "{report:#}");
+    assert!(setup.content(&dst) == expected(&content));
+    drop((pairs, src, dst));
+    ours.drain().unwrap();
+    drop(owner);
+    theirs.drain().unwrap();
+    drop((ours, theirs, device));
     setup.finish();
 }
 
