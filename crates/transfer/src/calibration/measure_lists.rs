@@ -18,7 +18,7 @@ const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
 /// Lists of more pieces are not measured one by one.
 pub(crate) const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
-/// do so only beyond its caches.
+/// do so only beyond its caches, and between two devices copy kernels are slower up to there.
 const LARGEST: u64 = 16 << 20;
 /// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
 const FEWEST_LENGTHS: usize = 2;
@@ -33,7 +33,7 @@ pub(super) fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
 
 /// Returns the bytes of the largest measured list of a path, if there may be copies of at most so many.
 pub(super) fn largest(TransferPath { src, dst }: TransferPath, most: u64) -> u64 {
-    if src.device == dst.device { most } else { most.min(LARGEST) }
+    if src.device.is_cpu() || dst.device.is_cpu() { most.min(LARGEST) } else { most }
 }
 
 /// Returns the number of pieces and the bytes of each of the lists of at most so many bytes.
