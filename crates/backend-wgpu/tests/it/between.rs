@@ -70,6 +70,49 @@ fn long_copies_both_ways_keep_every_byte() {
 }
 
 #[test]
+fn pinned_memory_of_the_other_driver_is_copied_as_pageable() {
+    let Some(shared) = shared() else { return };
+    let bytes = 3 * MIB + 5;
+    let [theirs, ours, their_host] = buffers(&shared, bytes);
+    let our_host = shared.setup.filled(MemoryKind::Pinned, bytes, 0);
+    assert!(our_host.is_known_to(ours.place().device) && !our_host.is_known_to(theirs.place().device));
+    assert!(their_host.is_known_to(theirs.place().device) && !their_host.is_known_to(ours.place().device));
+    for (seed, host, there) in [(1, &our_host, &theirs), (2, &their_host, &ours)] {
+        let content = harness::noise(bytes, seed);
+        host.write().unwrap().copy_from_slice(&content);
+        let up = shared.manager.copy(host, there).wait().unwrap();
+        host.write().unwrap().fill(0);
+        let down = shared.manager.copy(there, host).wait().unwrap();
+        assert!(*host.read().unwrap() == content[..]);
+        for (report, near) in [(&up, up.path.src), (&down, down.path.dst)] {
+            assert_eq!(near, Place::new(DeviceId::Cpu, MemoryKind::Pageable), "{report:#}");
+            // The device's memory may be the host's.
+            let methods = [TransferMethod::HostStaged, TransferMethod::ZeroCopy];
+            assert!(methods.contains(&report.method), "{report:#}");
+        }
+        let piece = |of: &RawBuffer, at: usize| of.slice(at * 4001..at * 4001 + 3999).unwrap();
+        let pairs: Vec<_> = (0..700).map(|at| (piece(there, at), piece(host, 699 - at))).collect();
+        host.write().unwrap().fill(0xEE);
+        let report = shared.manager.copy_many(&pairs).wait().unwrap();
+        assert_eq!(report.groups[0].path.dst.kind, MemoryKind::Pageable, "{report:#}");
+        let found = host.read().unwrap();
+        for at in 0..700 {
+            let (from, to) = (at * 4001, (699 - at) * 4001);
+            assert!(
+                found[to..to + 3999] == content[from..from + 3999] && found[to + 3999..][..2] == [0xEE; 2]
+            );
+        }
+    }
+    // Their own drivers know them.
+    for (host, there) in [(&our_host, &ours), (&their_host, &theirs)] {
+        let report = shared.manager.copy(host, there).wait().unwrap();
+        assert_eq!(report.path.src.kind, MemoryKind::Pinned, "{report:#}");
+    }
+    drop((theirs, ours, their_host, our_host));
+    shared.finish();
+}
+
+#[test]
 fn lists_both_ways_keep_every_byte_and_change_no_other() {
     let Some(shared) = shared() else { return };
     let (count, bytes, distance) = (1_000, 1_021, 1_031);

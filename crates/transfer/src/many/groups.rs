@@ -8,7 +8,7 @@ use transload_core::{
 };
 
 use super::Pair;
-use crate::planning::request::PlanInput;
+use crate::planning::request::{self, PlanInput};
 
 /// The pairs of one path that are not empty.
 pub(super) struct Group {
@@ -84,7 +84,7 @@ impl Group {
 }
 
 fn path_of((src, dst): &Pair) -> TransferPath {
-    TransferPath::new(src.place(), dst.place())
+    request::path_of(src, dst)
 }
 
 /// Checks each pair, and groups those that are not empty. Pairs of several groups are also checked to be

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     CrossBackendTransferManager, NotChosen, TransferOptions,
-    planning::{candidate::Excluded, request::PlanInput},
+    planning::{
+        candidate::Excluded,
+        request::{PlanInput, path_of},
+    },
 };
 
 /// What a list of equally long pieces of one path would do.
@@ -162,7 +165,7 @@ impl CrossBackendTransferManager {
         let mut of_device =
             pairs.iter().filter(|(src, dst)| ![src, dst].iter().all(|end| end.place().device.is_cpu()));
         let Some((src, dst)) = of_device.next() else { return false };
-        let path = TransferPath::new(src.place(), dst.place());
+        let path = path_of(src, dst);
         let bytes = pairs.iter().map(|(src, _)| src.len() as u64).fold(0, u64::saturating_add);
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &path);

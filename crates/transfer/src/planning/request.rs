@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferPath};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result, TransferPath};
 
 use crate::strided::Rows;
 
@@ -69,8 +69,25 @@ impl PlanInput {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
         let device_visible = visible(src) && visible(dst);
-        Self { path: TransferPath::new(src.place(), dst.place()), bytes, device_visible }
+        Self { path: path_of(src, dst), bytes, device_visible }
     }
+}
+
+/// Returns the path of a copy. Pinned and mapped memory that the other side's device does not know is pageable there.
+#[inline]
+pub(crate) fn path_of(src: &RawBuffer, dst: &RawBuffer) -> TransferPath {
+    let (from, to) = (src.place(), dst.place());
+    TransferPath::new(seen_by(to.device, src, from), seen_by(from.device, dst, to))
+}
+
+#[inline]
+fn seen_by(device: DeviceId, buffer: &RawBuffer, place: Place) -> Place {
+    let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped) && !device.is_cpu();
+    if !is_pinned || buffer.is_known_to(device) || transload_core::mutant!("transfer/memory-of-other-drivers")
+    {
+        return place;
+    }
+    Place::new(place.device, MemoryKind::Pageable)
 }
 
 /// Returns why a request is invalid.

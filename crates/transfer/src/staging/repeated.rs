@@ -9,6 +9,7 @@ use crate::{
     TransferOptions,
     context::ManagerContext,
     methods::{Route, TransferRequest},
+    planning::request::path_of,
 };
 
 /// The smallest copy, in bytes, for which registrations count.
@@ -34,7 +35,7 @@ impl RepeatedStaging {
         if !self.context.registers || bytes < REGISTERED_FROM || !request.options.may_be_registered() {
             return;
         }
-        let path = TransferPath::new(src.place(), dst.place());
+        let path = path_of(src, dst);
         let Some(near) = [src, dst].into_iter().find(|buffer| buffer.place().device.is_cpu()) else { return };
         let whole = near.allocation_len() as u64;
         let Some((slot, cost)) = near.registration_slot().zip(route.backend.registration_time(whole)) else {
@@ -72,7 +73,7 @@ fn pinned(TransferPath { src, dst }: TransferPath) -> TransferPath {
 /// registered for the other side's family, which to its copy engines is the same. A call of its own, so that shorter copies pay for a comparison only.
 #[inline(never)]
 pub(crate) fn registered_path(src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> TransferPath {
-    let path = TransferPath::new(src.place(), dst.place());
+    let path = path_of(src, dst);
     let is_registered = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
         (true, false) => src.is_registered_for(path.dst.device),
         (false, true) => dst.is_registered_for(path.src.device),
