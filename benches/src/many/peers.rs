@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use transload_core::{DeviceId, ListWay, MemoryKind};
-use transload_cuda_sys::{Driver, check, ffi};
+use transload_cuda_sys::{Device, Driver, check, ffi};
 
 use super::{
     manager_of,
@@ -26,6 +26,10 @@ const GOALS: (u64, f64, f64) = (8 << 20, 0.04, 1.25);
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let &[own, peer] = cuda::pair(fixture.device.ordinal())?.as_slice() else { return Ok(Vec::new()) };
+    let devices = [Device::new(own)?, Device::new(peer)?];
+    if !(devices[0].can_access_peer(devices[1])? && devices[1].can_access_peer(devices[0])?) {
+        return Ok(Vec::new());
+    }
     let manager = manager_of(&[own, peer])?;
     let on = |ordinal, bytes| manager.allocate(DeviceId::Cuda(ordinal), MemoryKind::Device, bytes);
     // The first enables access.

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     marker::PhantomData,
     ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread::LocalKey,
 };
 
@@ -33,8 +33,28 @@ struct Retained {
     device: Device,
     /// The first error that made the context unusable.
     loss: OnceLock<Loss>,
-    /// Ordinals of the devices to whose memory access was enabled.
-    peers: Mutex<Vec<u32>>,
+    peers: Arc<Peers>,
+}
+
+/// Ordinals of the devices to whose memory access was enabled. All values of a context share it.
+type Peers = Mutex<Vec<u32>>;
+
+/// Returns the peers of a context that the caller retains: those that values of it, which retain it too, know of.
+fn peers_of(raw: CUcontext) -> Arc<Peers> {
+    static KNOWN: Mutex<Vec<(usize, Weak<Peers>)>> = Mutex::new(Vec::new());
+    let mut known = lock(&KNOWN);
+    known.retain(|(_, peers)| peers.strong_count() > 0);
+    let own = known.iter().find(|(context, _)| *context == raw.addr()).and_then(|(_, peers)| peers.upgrade());
+    own.unwrap_or_else(|| {
+        let peers = Arc::<Peers>::default();
+        known.push((raw.addr(), Arc::downgrade(&peers)));
+        peers
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that holds one panics in between.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The cause that made a context unusable.
@@ -64,10 +84,7 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             ffi::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw())
         })?;
-        Ok(Self {
-            raw,
-            shared: Arc::new(Retained { device, loss: OnceLock::new(), peers: Mutex::default() }),
-        })
+        Ok(Self { raw, shared: Arc::new(Retained { device, loss: OnceLock::new(), peers: peers_of(raw) }) })
     }
 
     /// Returns the device of the context.
@@ -160,23 +177,18 @@ impl Context {
             code::PEER_ACCESS_ALREADY_ENABLED => {}
             answer => check("cuCtxEnablePeerAccess", answer)?,
         }
-        let (mut peers, ordinal) = (self.peers(), peer.device().ordinal());
+        let (mut peers, ordinal) = (lock(&self.shared.peers), peer.device().ordinal());
         if !peers.contains(&ordinal) {
             peers.push(ordinal);
         }
         Ok(())
     }
 
-    /// Returns whether [`enable_peer`](Self::enable_peer) of this value or a clone enabled access to the memory of a device, which is that of
+    /// Returns whether [`enable_peer`](Self::enable_peer) of a value of this context enabled access to the memory of a device, which is that of
     /// `cuMemAlloc`: the driver cannot be asked. Pools grant access separately.
     #[must_use]
     pub fn has_peer(&self, ordinal: u32) -> bool {
-        self.peers().contains(&ordinal)
-    }
-
-    fn peers(&self) -> MutexGuard<'_, Vec<u32>> {
-        // No code of the lock's holders panics in between.
-        self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.peers).contains(&ordinal)
     }
 
     /// Returns free and total bytes of device memory.
@@ -216,6 +228,10 @@ impl Context {
 
 impl Drop for Retained {
     fn drop(&mut self) {
+        if Arc::strong_count(&self.peers) == 1 {
+            // The driver may give a later context this one's address.
+            lock(&self.peers).clear();
+        }
         // SAFETY: this releases the one reference that `primary` retained.
         let code = unsafe { ffi::cuDevicePrimaryCtxRelease_v2(self.device.as_raw()) };
         record_drop_error(check("cuDevicePrimaryCtxRelease_v2", code));

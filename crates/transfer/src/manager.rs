@@ -121,9 +121,8 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// Allocates `bytes` of a kind of memory by the backend of `device`. Pinned memory for `cuda:1`, for example, is
-    /// host memory that this device's copy engines can use, and those of CUDA's other devices; to a device of another family, and to wgpu's
-    /// other devices, it is [pageable](RawBuffer::is_known_to).
+    /// Allocates `bytes` of a kind of memory by the backend of `device`. Pinned memory for `cuda:1`, for example, is host memory that CUDA's
+    /// copy engines can use; other drivers [do not know it](RawBuffer::is_known_to).
     ///
     /// # Errors
     /// Those of [`Backend::allocate`].

@@ -57,8 +57,8 @@ pub(super) fn is_apart(arguments: &[&str]) -> bool {
     arguments.contains(&KEPT_TO)
 }
 
-/// Returns the rows with goals. The parts of those that were [missed](is_missed) are measured again, or all if one is of no part, and what is
-/// measured twice and not missed twice counts as met.
+/// Returns the rows with goals. The parts of those that were [missed](is_missed) are measured again, or all if one is of no part, and of a row
+/// that is not missed twice the better run counts.
 ///
 /// # Errors
 /// Those of `measure`, which is given the parts to measure, or `None` for all; if no row has a goal.
@@ -66,11 +66,10 @@ pub(super) fn confirmed(
     mut measure: impl FnMut(Option<&[&str]>) -> Result<Results>,
 ) -> Result<Vec<ResultRow>> {
     let mut with_goals = |parts: Option<&[&str]>| -> Result<Vec<ResultRow>> {
-        let rows: Vec<_> = measure(parts)?.rows.into_iter().filter(|row| row.met.is_some()).collect();
-        ensure!(!rows.is_empty(), "no row has a goal, which only rows of a device have");
-        Ok(rows)
+        Ok(measure(parts)?.rows.into_iter().filter(|row| row.met.is_some()).collect())
     };
     let first = with_goals(None)?;
+    ensure!(!first.is_empty(), "no row has a goal, which only rows of a device have");
     let missed: BTreeSet<&str> =
         first.iter().filter(|row| is_missed(row)).map(|row| row.part.as_str()).collect();
     if missed.is_empty() {
@@ -79,8 +78,11 @@ pub(super) fn confirmed(
     let parts: Vec<&str> = missed.iter().copied().collect();
     let mut second = with_goals((!missed.contains("")).then_some(&parts))?;
     for row in &mut second {
-        if is_missed(row) {
-            row.met = Some(!first.iter().any(|before| before.id == row.id && is_missed(before)));
+        // Of the two the better one counts.
+        if is_missed(row)
+            && let Some(before) = first.iter().find(|before| before.id == row.id && !is_missed(before))
+        {
+            row.clone_from(before);
         }
     }
     let is_gone = |row: &ResultRow| second.iter().all(|again| again.id != row.id);

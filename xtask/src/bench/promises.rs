@@ -148,7 +148,8 @@ const EXPECTED: [&str; 139] = [
     "many/peers-300/1048576/copy-many",
 ];
 /// What begins the ids of rows of two devices.
-const OF_TWO_DEVICES: [&str; 2] = ["load/two/", "many/peers-"];
+const OF_TWO_DEVICES: [&str; 2] = ["load/two/", OF_PEERS];
+const OF_PEERS: &str = "many/peers-";
 /// What begins the ids of rows next to a program that may be absent: without it they have no goal and say why.
 const BESIDE_OTHERS: &str = "scaling/pytorch/";
 
@@ -164,6 +165,11 @@ pub(super) fn skipped(results: &Results, processors: usize) -> Vec<(&'static str
         }
         if is_of_two_devices(id) && results.hardware.starts_with("1 x ") {
             return Some((id, "there is one device".to_owned()));
+        }
+        let has_peers = || results.rows.iter().any(|row| row.id.starts_with(OF_PEERS));
+        if id.starts_with(OF_PEERS) && !has_peers() {
+            // A part that fails is told elsewhere.
+            return Some((id, "the two devices are no peers".to_owned()));
         }
         let mut of_id = results.rows.iter().filter(|row| is_of(&row.id, id));
         let row = of_id.find(|_| id.starts_with(BESIDE_OTHERS)).filter(|row| row.reference.is_none());

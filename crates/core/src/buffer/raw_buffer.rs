@@ -237,23 +237,6 @@ impl RawBuffer {
         self.allocation.has_device_address.then(|| self.allocation.device_address + self.offset as u64)
     }
 
-    /// Returns the device whose driver alone knows the memory, of the host; see [`Storage::maker`].
-    #[must_use]
-    pub fn maker(&self) -> Option<DeviceId> {
-        self.allocation.storage.as_ref()?.maker()
-    }
-
-    /// Returns whether a device's driver knows pinned or mapped memory of the host as such: wgpu's devices know what they made themselves, devices of
-    /// CUDA what no other family made. To others it is pageable memory.
-    #[must_use]
-    #[inline]
-    pub fn is_known_to(&self, device: DeviceId) -> bool {
-        match device {
-            DeviceId::Wgpu(_) | DeviceId::Metal(_) => self.maker() == Some(device),
-            _ => self.device_address().is_some() || self.maker().is_none(),
-        }
-    }
-
     /// Returns its address for the host, for interop. Access through it bypasses the buffer's ordering.
     #[must_use]
     #[inline]

@@ -99,6 +99,23 @@ impl RawBuffer {
     pub fn is_registered_for(&self, device: DeviceId) -> bool {
         self.registration_slot().is_some_and(|slot| slot.is_registered_for(device))
     }
+
+    /// Returns the device whose driver alone knows the memory, of the host; see [`Storage::maker`](crate::Storage::maker).
+    #[must_use]
+    pub fn maker(&self) -> Option<DeviceId> {
+        self.storage()?.maker()
+    }
+
+    /// Returns whether a device's driver knows pinned or mapped memory of the host as such: wgpu's devices know what they made themselves, devices of
+    /// CUDA what no other family made. To others it is pageable memory.
+    #[must_use]
+    #[inline]
+    pub fn is_known_to(&self, device: DeviceId) -> bool {
+        match device {
+            DeviceId::Wgpu(_) | DeviceId::Metal(_) => self.maker() == Some(device),
+            _ => self.device_address().is_some() || self.maker().is_none(),
+        }
+    }
 }
 
 impl fmt::Debug for RegistrationSlot {

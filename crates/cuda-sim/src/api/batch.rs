@@ -1,6 +1,6 @@
 //! Batched copies.
 
-use super::{Handle, Pointer, on_current_stream};
+use super::{Handle, Pointer, Scope, copy::reachable, on_current_stream};
 use crate::{
     code::{self, CuResult},
     op::{Copy, Operand, Work},
@@ -48,7 +48,7 @@ impl Batch {
     }
 
     /// Returns one copy.
-    fn copy(&self, state: &State, index: usize) -> CuResult<Copy> {
+    fn copy(&self, state: &State, scope: Scope, index: usize) -> CuResult<Copy> {
         let (to, from) = (self.to.get_at(index)?, self.from.get_at(index)?);
         let bytes = self.sizes.get_at(index)?;
         if bytes == 0 {
@@ -59,19 +59,20 @@ impl Batch {
             // Pageable memory in a batch is not simulated.
             return Err(code::NOT_SUPPORTED);
         }
+        reachable(state, scope, to, from)?;
         Ok(Copy::linear(Operand::Address(from), Operand::Address(to), bytes))
     }
 
     /// Enqueues all copies as one operation, or none. `failed` is set to the index of the copy that is refused.
     fn enqueue(&self, name: &'static str, stream: Handle, failed: &mut Option<usize>) -> CuResult {
-        let (mut state, _, handle) = on_current_stream(name, stream)?;
+        let (mut state, scope, handle) = on_current_stream(name, stream)?;
         // The default stream is documented as invalid.
         if stream.addr() <= 1 {
             return Err(code::INVALID_VALUE);
         }
         self.check_attributes()?;
         let copies: CuResult<_> = (0..self.count)
-            .map(|index| self.copy(&state, index).inspect_err(|_| *failed = Some(index)))
+            .map(|index| self.copy(&state, scope, index).inspect_err(|_| *failed = Some(index)))
             .collect();
         scheduler::enqueue(&mut state, handle, name, Work::Copies(copies?));
         Ok(())

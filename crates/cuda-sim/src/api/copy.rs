@@ -237,7 +237,7 @@ pub(crate) fn legacy(state: &State, scope: Scope) -> CuResult<u64> {
 
 /// Fails if a device-to-device copy accesses memory of another device's pool, which grants no access. Other memory is copied without access, too
 /// (driver 580).
-fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
+pub(crate) fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
     let reaches = [to, from].into_iter().all(|address| {
         state.memory.find(address).is_none_or(|found| {
             !matches!(found.kind, Kind::Pool(_))

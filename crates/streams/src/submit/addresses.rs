@@ -49,7 +49,7 @@ pub(crate) fn reachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -
 #[cold]
 pub(super) fn unreachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Error {
     let text = format!(
-        "a stream of {} copies between its own and host memory, not {} → {}",
+        "a stream of {} copies between its own and host memory, and lists to and from memory of a peer that grants access, not {} → {}",
         stream.device(),
         src.place(),
         dst.place()

@@ -81,7 +81,8 @@ pub(super) fn all(
     let pairs = devices.iter().enumerate().flat_map(|(at, a)| devices.iter().skip(at).map(move |b| (a, b)));
     let pairs: Vec<_> = pairs.map(|(a, b)| ends(a, b)).filter(|ends| !ends.is_empty()).collect();
     let lists = |path| shapes(measure_lists::largest(path, options.largest)).count();
-    let of_path = |path| ladder(options.largest).count() + if has_ways(path) { lists(path) } else { 0 };
+    let of_path =
+        |path| ladder(options.largest).count() + if has_ways(manager, path) { lists(path) } else { 0 };
     let total = pairs.iter().flatten().flat_map(|(a, b)| paths(*a, *b)).map(of_path).sum();
     let begun = (options.clock)();
     let mut run = Run {
@@ -144,7 +145,7 @@ impl Run<'_> {
             let paths = all.iter().flat_map(|(a, b)| paths(*a, *b));
             return paths.for_each(|path| self.unfinished(path, false, &stop));
         }
-        let has_lists = all.iter().flat_map(|(a, b)| paths(*a, *b)).any(has_ways);
+        let has_lists = all.iter().flat_map(|(a, b)| paths(*a, *b)).any(|path| has_ways(self.manager, path));
         let for_lists = if has_lists { self.options.budget.mul_f64(FOR_LISTS) } else { Duration::ZERO };
         let refined = self.deadline.saturating_sub(for_lists);
         let mut left: u32 = all.iter().flat_map(|(a, b)| paths(*a, *b)).map(|_| 1).sum();
@@ -231,7 +232,7 @@ impl Run<'_> {
         let singles: Vec<_> = self.calibration.paths.iter().map(|measured| measured.path).collect();
         let is_measured = |path: &TransferPath| {
             let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
-            has_ways(*path) && (exclusive || is_between) && singles.contains(path)
+            has_ways(self.manager, *path) && (exclusive || is_between) && singles.contains(path)
         };
         let measured_of = |(a, b): &(Place, Place)| -> Vec<_> {
             paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect()

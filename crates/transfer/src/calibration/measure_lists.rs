@@ -9,7 +9,7 @@ use super::{
     measure::{QUICK, Run, Stop},
     sample::{Sample, are_enough, contenders, is_far_ahead},
 };
-use crate::TransferOptions;
+use crate::{CrossBackendTransferManager, TransferOptions, planning::candidate::Candidate};
 
 /// Bytes of each piece of the measured lists.
 const LENGTHS: [usize; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -18,17 +18,34 @@ const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
 /// Lists of more pieces are not measured one by one.
 pub(crate) const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
-/// do so only beyond its caches, and between two devices copy kernels are slower up to there.
+/// do so only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines.
 const LARGEST: u64 = 16 << 20;
 /// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
 const FEWEST_LENGTHS: usize = 2;
 /// The part of a pair's time that one way and list may use at most.
 const SHARE: u32 = 3000;
 
-/// Returns whether a path's lists can go by more than one way: not within the host. Unified memory would migrate between two that are measured.
-pub(super) fn has_ways(TransferPath { src, dst }: TransferPath) -> bool {
+/// Returns whether a path's lists can go by more than one way: between the host and a device, within a device, and between two whose memory a
+/// kernel accesses. Unified memory would migrate between two that are measured.
+pub(super) fn has_ways(manager: &CrossBackendTransferManager, path: TransferPath) -> bool {
+    let TransferPath { src, dst } = path;
     let is_fixed = src.kind != MemoryKind::Unified && dst.kind != MemoryKind::Unified;
-    is_fixed && src.device != dst.device || src == dst && !src.device.is_cpu()
+    match (src.device.is_cpu(), dst.device.is_cpu()) {
+        (true, true) => false,
+        (false, false) if src.device == dst.device => src == dst,
+        (false, false) => is_fixed && manager.has_list_kernel(path),
+        _ => is_fixed,
+    }
+}
+
+impl CrossBackendTransferManager {
+    /// Returns whether a kernel may copy lists of a path between two devices.
+    fn has_list_kernel(&self, path: TransferPath) -> bool {
+        let has_kernel =
+            |candidate: &Candidate| candidate.route.has_kernel && candidate.method.takes_many(&path);
+        let mut cache = self.registry.route_cache();
+        cache.routes(&self.registry, &path).is_ok_and(|routes| routes.candidates.iter().any(has_kernel))
+    }
 }
 
 /// Returns the bytes of the largest measured list of a path, if there may be copies of at most so many.

@@ -132,7 +132,7 @@ impl<'a> CopyManyBuilder<'a> {
 
     /// Copies by this way only, instead of the one that is predicted to be the fastest, at every
     /// [`priority`](Self::priority): `Unsupported` if a path has no such way, such as those within the host, or if the driver
-    /// rejects the kernel that it needs. Then nothing is copied.
+    /// rejects the kernel that it needs. Then nothing is copied, but the pairs of other places where a peer's memory grants no access.
     pub fn way(mut self, way: ListWay) -> Self {
         self.wanted.way = Some(way);
         self

@@ -1,6 +1,6 @@
 //! Chooses the way of a list.
 
-use transload_core::{Error, ErrorKind, ListWay, Result, StreamPriority, TransferMethod};
+use transload_core::{DeviceId, Error, ErrorKind, ListWay, Result, StreamPriority, TransferMethod};
 
 use super::ListOptions;
 use crate::{
@@ -113,12 +113,17 @@ impl CrossBackendTransferManager {
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] if the driver rejects it; [`ErrorKind::DeviceLost`].
-pub(super) fn load_kernel(candidate: &Candidate, choice: &Choice, wanted: Option<ListWay>) -> Result<()> {
+pub(super) fn load_kernel(
+    candidate: &Candidate,
+    choice: &Choice,
+    (wanted, queue): (Option<ListWay>, Option<DeviceId>),
+) -> Result<()> {
     let needs_kernel = choice.by_kernel || wanted == Some(ListWay::ThroughDevice);
     if wanted.is_none() || !needs_kernel || transload_core::mutant!("transfer/wanted-kernel-is-loaded") {
         return Ok(());
     }
-    let lane = candidate.route.lane;
+    // Of two peers, a stream of either takes a list.
+    let lane = queue.unwrap_or(candidate.route.lane);
     candidate.route.backend.prepare_in_place(lane).map_err(|error| match error.kind() {
         ErrorKind::DeviceLost => error,
         _ => Error::caused_by(ErrorKind::Unsupported, format!("{lane} cannot load the copy kernel"), error),

@@ -147,7 +147,7 @@ impl CrossBackendTransferManager {
     /// the kernel is predicted to be faster. If some of the list touch common bytes, each run of transfers of one device is one operation.
     /// The others are prepared once and submitted anew by each replay: what a queue cannot record, which is staged copies, those of
     /// pageable memory and those within the host; and if none of the list touch common bytes, more than three of a path by copy engines
-    /// between pinned or mapped memory and a device, for which a batch call is faster than a graph.
+    /// between pinned or mapped memory and a device, or between peers, for which a batch call, or a copy kernel, is faster than a graph.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method, with the reason of each, or if a
@@ -244,13 +244,14 @@ impl CrossBackendTransferManager {
     }
 }
 
-/// Takes many copies by engines out of the recording: one batch call is faster.
+/// Takes many copies by engines between the host and a device, or between peers, out of the recording: a list is faster.
 fn leave_to_engines(planned: &mut [(Key, Option<PlannedPair>)]) {
     let path_of = |planned: &Option<PlannedPair>| {
         let TransferReport { path, method, .. } = planned.as_ref()?.report;
         let is_fixed = [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Unified);
         let is_link = path.src.device.is_cpu() != path.dst.device.is_cpu() && is_fixed;
-        (method == TransferMethod::DirectCopy && is_link).then_some(path)
+        (method == TransferMethod::DirectCopy && is_link || method == TransferMethod::PeerToPeer)
+            .then_some(path)
     };
     let mut counts: Vec<(TransferPath, usize)> = Vec::new();
     for path in planned.iter().filter_map(|(_, planned)| path_of(planned)) {

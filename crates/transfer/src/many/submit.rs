@@ -275,7 +275,8 @@ impl CrossBackendTransferManager {
                 declined |= methods;
                 continue;
             }
-            if let Err(error) = load_kernel(candidate, &choice, wanted.way) {
+            let queue = extras.queue.map(|queue| queue.device());
+            if let Err(error) = load_kernel(candidate, &choice, (wanted.way, queue)) {
                 return Some(self.refuse(id, error));
             }
             let by_kernel = choice.by_kernel;
@@ -368,7 +369,7 @@ impl CrossBackendTransferManager {
             let Some(choice) = choice else { return Ok(()) };
             let Some(candidate) = routes.candidates.get(choice.index) else { return Ok(()) };
             match self.registry.prepare(&input.path, candidate) {
-                Ok(()) => return load_kernel(candidate, &choice, wanted.way),
+                Ok(()) => return load_kernel(candidate, &choice, (wanted.way, queue)),
                 Err(methods) => declined |= methods,
             }
         }

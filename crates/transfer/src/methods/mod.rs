@@ -220,7 +220,7 @@ pub(crate) struct Route {
     pub(crate) simulated: bool,
     /// Largest copy, in bytes, that the backend runs inline, without a queue.
     pub(crate) at_once: usize,
-    /// Whether a copy kernel can do what a copy engine does: between the device and the staging buffers, or within the device.
+    /// Whether a copy kernel can do what a copy engine does: between the device and the staging buffers, within the device, or between peers.
     pub(crate) has_kernel: bool,
     /// The other device and its backend, for a method that uses the queues of both.
     pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
@@ -384,13 +384,15 @@ impl<'a> TransferRequest<'a> {
     /// Loads the route's copy kernel, which waits for the whole device: where a task must not take its thread long, another one does.
     fn prepare_kernel(&self, route: &Route) -> Result<Result<()>, NotSubmitted> {
         let Route { backend, lane, .. } = route;
+        // Either of two peers.
+        let lane = self.extras.and_then(|extras| extras.queue).map_or(*lane, |queue| queue.device());
         if self.task().is_some_and(|task| !task.may_be_slow)
-            && !backend.is_prepared_in_place(*lane)
+            && !backend.is_prepared_in_place(lane)
             && !transload_core::mutant!("transfer/polled-list-loads-no-kernel")
         {
-            return Err(NotSubmitted::Deferred(Deferral::Slow(*lane)));
+            return Err(NotSubmitted::Deferred(Deferral::Slow(lane)));
         }
-        Ok(backend.prepare_in_place(*lane))
+        Ok(backend.prepare_in_place(lane))
     }
 
     #[inline]

@@ -129,16 +129,10 @@ impl Method for PeerToPeer {
         Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
-    /// One operation for any size: chunks would only lower the rate.
+    /// One operation for any size: chunks would only lower the rate. By a copy engine: no queue of an engine is known to be long.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
-        let (src, dst) = (request.src, request.dst);
-        let (workload, operation) = if request.goes_by_kernel(route)? {
-            (WorkloadType::Compute, Operation::CopyInPlace { src, dst })
-        } else {
-            (WorkloadType::Memory, Operation::CopyPeer { src, dst })
-        };
-        let queue = request.queue(&*route.backend, route.lane, workload)?;
-        request.enqueue(&*queue, &operation, request.timing)
+        let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
+        request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
     }
 
     fn takes_many(&self, _: &TransferPath) -> bool {

@@ -230,7 +230,7 @@ impl PathRoutes {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.
+    /// Chooses the cheapest method in place, or by a copy kernel, if the engine's queue takes longer.
     #[cold]
     fn bypass_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
         let excluded = choice.excluded.all();

@@ -77,6 +77,14 @@ impl Key {
         let differs = |what: &str, here: &dyn std::fmt::Debug, there: &dyn std::fmt::Debug| {
             Some(format!("{what} {there:?}, here it is {here:?}"))
         };
+        let drivers = |key: &Self| key.devices.iter().map(|device| device.driver.clone()).collect::<Vec<_>>();
+        let undriven = |key: &Self| {
+            let devices = key.devices.iter().cloned();
+            devices.map(|device| DeviceKey { driver: String::new(), ..device }).collect::<Vec<_>>()
+        };
+        if undriven(self) != undriven(other) {
+            return Some("is of another machine: it was measured with other devices".to_owned());
+        }
         if self.library != other.library {
             return differs("is stale: it was measured with version", &self.library, &other.library);
         }
@@ -86,14 +94,6 @@ impl Key {
                 &self.kernel_driver,
                 &other.kernel_driver,
             );
-        }
-        let drivers = |key: &Self| key.devices.iter().map(|device| device.driver.clone()).collect::<Vec<_>>();
-        let undriven = |key: &Self| {
-            let devices = key.devices.iter().cloned();
-            devices.map(|device| DeviceKey { driver: String::new(), ..device }).collect::<Vec<_>>()
-        };
-        if undriven(self) != undriven(other) {
-            return Some("is of another machine: it was measured with other devices".to_owned());
         }
         if drivers(self) != drivers(other) {
             return differs("is stale: it was measured with drivers", &drivers(self), &drivers(other));

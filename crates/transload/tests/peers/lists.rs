@@ -7,7 +7,10 @@ use transload::{
     backend::{ListWay, Operation, Timing, submit},
     cuda::{CudaDevice, CudaMemoryManager, streams::CudaStream},
 };
-use transload_cuda_sys::trace::{self, Call};
+use transload_cuda_sys::{
+    Context, ffi,
+    trace::{self, Call},
+};
 
 use super::{Setup, called, two};
 use crate::setup::noise;
@@ -215,6 +218,65 @@ fn list_of_memory_that_grants_no_access_is_copied_pair_by_pair() {
     drop(owner);
     theirs.drain().unwrap();
     drop((ours, theirs, device));
+    setup.finish();
+}
+
+/// Plain memory of the second device, which is freed at the end.
+struct Plain(u64, Context);
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated, and nothing uses it any more.
+        let free = || unsafe { ffi::cuMemFree_v2(self.0) };
+        self.1.call("cuMemFree_v2", free).unwrap();
+    }
+}
+
+#[test]
+fn list_of_plain_memory_goes_by_a_kernel_of_any_value_of_the_device() {
+    let Some(setup) = two() else { return };
+    let content = noise(bytes(), 8);
+    let devices = setup.tests.map(|test| CudaDevice::new(test.ordinal()).unwrap());
+    let memory = CudaMemoryManager::new(&devices[1]).unwrap();
+    let context = devices[1].context().unwrap().clone();
+    let mut address = 0;
+    // SAFETY: the out pointer is valid.
+    let allocate = || unsafe { ffi::cuMemAlloc_v2(&mut address, content.len()) };
+    context.call("cuMemAlloc_v2", allocate).unwrap();
+    let owner = Arc::new(Plain(address, context));
+    // SAFETY: the owner keeps the memory, which nothing else uses meanwhile.
+    let dst = unsafe { memory.adopt(address, content.len(), Arc::clone(&owner)) }.unwrap();
+    let src = setup.filled(0, &content);
+    let pairs = pairs(&src, &dst);
+    // The first enables access.
+    setup.manager.copy(&src, &dst).wait().unwrap();
+    let stream = CudaStream::new(&devices[0]).unwrap();
+    for on in [None, Some(&stream)] {
+        setup.manager.copy(&setup.pinned(&vec![0xEE; content.len()]), &dst).wait().unwrap();
+        let list = setup.manager.copy_many(&pairs).way(ListWay::CopyKernel);
+        let report = if let Some(stream) = on { list.on(stream) } else { list }.wait().unwrap();
+        assert_eq!(report.groups[0].method, TransferMethod::PeerToPeer, "{report:#}");
+        assert!(setup.content(&dst) == expected(&content));
+    }
+    drop((pairs, src, dst, stream));
+    memory.drain().unwrap();
+    drop((owner, memory, devices));
+    setup.finish();
+}
+
+#[test]
+fn recorded_list_between_peers_is_a_list_at_each_replay() {
+    let Some(setup) = two() else { return };
+    let content = noise(bytes(), 11);
+    let (src, dst) = (setup.filled(0, &content), setup.filled(1, &vec![0xEE; content.len()]));
+    let recorded = setup.manager.copy_many(pairs(&src, &dst)).record().unwrap();
+    recorded.replay().wait().unwrap();
+    let trace = trace::start();
+    recorded.replay().wait().unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert!(kernels_of(&calls) > 0 && copies_of(&calls) == 0, "{calls:?}");
+    assert!(setup.content(&dst) == expected(&content));
+    drop((recorded, src, dst));
     setup.finish();
 }
 
