@@ -63,7 +63,8 @@ pub struct Options {
     /// Fail if there is no CUDA device, instead of using the software driver; and if there is none of Vulkan for the group wgpu.
     #[arg(long, conflicts_with = "simulate")]
     pub hardware: bool,
-    /// Keep this process to so many of its processors, on Linux: the part `confined` of the group scaling is of these, and empty without it.
+    /// Keep this process to so many of its processors, on Linux: the part `confined` of the group scaling is of these, and empty without it;
+    /// rows of the group choice have the number in their ids.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub processors: Option<u16>,
     /// Repetitions of every measurement, instead of a number that depends on the size. Use at least 30.

@@ -105,7 +105,11 @@ fn cuda(
         if group == Group::Scaling {
             rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
         }
-        rows.extend(comparison::rows(parts, (options, &session, ordinal), &begin, &mut methods.failures)?);
+        let more = comparison::rows(parts, (options, &session, ordinal), &begin, &mut methods.failures)?;
+        rows.extend(more.into_iter().map(|row| match options.processors {
+            Some(processors) if group == Group::Choice => kept_to(row, processors),
+            _ => row,
+        }));
     }
     check_nothing_allocated(&manager)?;
     session.describe()
@@ -170,6 +174,17 @@ fn measure(
     Ok(())
 }
 
+/// Returns the row with the number of processors after its group, so that it is no other measurement of one with all of them.
+#[cfg(any(target_os = "linux", windows))]
+fn kept_to(row: Row, processors: u16) -> Row {
+    let id = match row.id.split_once('/') {
+        Some((group, rest)) => format!("{group}-{processors}/{rest}"),
+        None => row.id,
+    };
+    let path = format!("{}, on {processors} processors", row.path);
+    Row { id, path, ..row }
+}
+
 /// Adds the rows of a part.
 fn add(rows: &mut Vec<Row>, part: &str, more: Vec<Row>) {
     rows.extend(more.into_iter().map(|row| row.of_part(part)));
@@ -203,4 +218,18 @@ fn check_nothing_allocated(manager: &CrossBackendTransferManager) -> Result<()> 
         ensure!(counts.is_empty(), "still allocated in the {name} backend: {counts}");
     }
     Ok(())
+}
+
+#[cfg(all(test, any(target_os = "linux", windows)))]
+mod tests {
+    use super::*;
+    use crate::row::Summary;
+
+    #[test]
+    fn rows_on_few_processors_have_ids_of_their_own() {
+        let row =
+            Row::new("choice/regret/mean".to_owned(), "choice".to_owned(), "", 0, "x", Summary::default());
+        let row = kept_to(row, 2);
+        assert_eq!((row.id.as_str(), row.path.as_str()), ("choice-2/regret/mean", "choice, on 2 processors"));
+    }
 }

@@ -1,19 +1,18 @@
 //! Copies of pageable memory by a process that is kept to few processors, next to the best threads by hand on the same ones: their rates, and
 //! the seconds of all processors for each GB. `--processors` says how many; without it there are no rows.
 
-use std::{cell::RefCell, thread, time::Instant};
+use std::{thread, time::Instant};
 
 use anyhow::{Context as _, Result};
 use transload_core::MemoryKind;
 
 use super::{
     Library,
-    large::{Pair, process_seconds, wait_for_idle_threads},
+    large::{Pair, best, by_hand, name, process_seconds, wait_for_idle_threads},
 };
 use crate::{
     comparison::{Comparison, Fixture, Variant},
-    memory::Memory,
-    reference::{Reference as _, Staged, StagedForm},
+    reference::StagedForm,
     row::{Goal, Row},
 };
 
@@ -47,25 +46,8 @@ fn forms(processors: usize) -> Vec<StagedForm> {
     forms
 }
 
-fn name(StagedForm { threads, bytes, sleeps }: StagedForm) -> String {
-    let wait = if sleeps { "sleep" } else { "spin" };
-    format!("{threads} threads by hand that {wait}, {} MiB", bytes / MIB)
-}
-
 fn of_pair(fixture: &Fixture<'_>, library: &Library, processors: usize, pair: &Pair) -> Result<Vec<Row>> {
     let bytes = pair.content.len();
-    let addresses =
-        (Memory::Ours(pair.src.clone()).address()?, Memory::Ours(pair.dst.clone()).address()?, bytes);
-    let by_hand = |form: StagedForm| -> Result<_> {
-        // SAFETY: the pair outlives it, and the variants take turns.
-        let staged = unsafe { Staged::with(fixture.context()?, &[addresses], form) }?;
-        let staged = RefCell::new(staged);
-        Ok(move || {
-            let mut staged = staged.borrow_mut();
-            staged.submit()?;
-            staged.finish()
-        })
-    };
     let ours = || Ok(library.manager.copy(&pair.src, &pair.dst).wait()?.method);
     let method = format!("copy().wait(), {}", ours()?);
     let gigabytes = bytes as f64 / 1e9;
@@ -93,7 +75,7 @@ fn of_pair(fixture: &Fixture<'_>, library: &Library, processors: usize, pair: &P
     let forms = forms(processors);
     let mut variants = Vec::new();
     for form in &forms {
-        let (name, copy) = (name(*form), by_hand(*form)?);
+        let (name, copy) = (name(*form), by_hand(fixture, pair, *form)?);
         variants.push(Variant::new(&name, &name, move || rate(&copy)).verified_by(pair));
     }
     let copy = || ours().map(drop);
@@ -110,11 +92,10 @@ fn of_pair(fixture: &Fixture<'_>, library: &Library, processors: usize, pair: &P
         eprintln!("no processor time of confined copies: a thread of the process does not sleep");
         return Ok(rows);
     }
-    let best = rows.first().and_then(|row| row.reference.clone()).context("a reference")?;
-    let form = forms.into_iter().find(|form| name(*form) == best).context("the reference's form")?;
-    let by_hand = by_hand(form)?;
+    let best_name = rows.first().and_then(|row| row.reference.clone()).context("a reference")?;
+    let by_hand = best(fixture, pair, &rows, &forms)?;
     let variants = vec![
-        Variant::new("threads", &best, || work(&by_hand)).verified_by(pair),
+        Variant::new("threads", &best_name, || work(&by_hand)).verified_by(pair),
         Variant::new("copy", &method, || work(&copy)).verified_by(pair),
     ];
     rows.extend(

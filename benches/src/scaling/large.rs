@@ -16,7 +16,7 @@ use crate::{
     comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::Memory,
-    reference::{RawQueue, Reference as _, Staged},
+    reference::{RawQueue, Reference as _, Staged, StagedForm},
     row::{Goal, Row},
 };
 
@@ -25,6 +25,14 @@ const BOTH: usize = 256 << 20;
 /// Goals: rates over those of the driver's calls.
 const ONE_WAY: f64 = 0.99;
 const BOTH_WAYS: f64 = 0.98;
+const MIB: usize = 1 << 20;
+/// The threads by hand of which the fastest are the reference.
+const FORMS: [StagedForm; 4] = [
+    StagedForm { threads: 8, bytes: 4 * MIB, sleeps: false },
+    StagedForm { threads: 12, bytes: 2 * MIB, sleeps: false },
+    StagedForm { threads: 12, bytes: 4 * MIB, sleeps: false },
+    StagedForm { threads: 16, bytes: 2 * MIB, sleeps: false },
+];
 const STAGED: [usize; 4] = [3 << 20, 16 << 20, 48 << 20, 256 << 20];
 /// Goals: rates over those of threads by hand, on so many processors and fewer.
 const MANY_PROCESSORS: usize = 16;
@@ -97,15 +105,6 @@ fn pinned<const N: usize>(
 /// The rate of staging, and the seconds of all processors for each GB, next to threads by hand: on as many processors as the process may use.
 fn staged(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<Row>> {
     let bytes = pair.content.len();
-    let addresses =
-        (Memory::Ours(pair.src.clone()).address()?, Memory::Ours(pair.dst.clone()).address()?, bytes);
-    // SAFETY: the pair outlives it, and the variants take turns.
-    let by_hand = RefCell::new(unsafe { Staged::new(fixture.context()?, &[addresses]) }?);
-    let by_hand = || {
-        let mut by_hand = by_hand.borrow_mut();
-        by_hand.submit()?;
-        by_hand.finish()
-    };
     let options = TransferOptions::new().only(TransferMethod::HostStaged);
     let ours = || Ok(library.manager.copy(&pair.src, &pair.dst).options(options).wait().map(drop)?);
     let gigabytes = bytes as f64 / 1e9;
@@ -129,19 +128,24 @@ fn staged(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<R
         bytes: bytes as u64,
         repetitions: fixture.repetitions(30),
     };
-    let mut rows = comparison("by-hand", "staging", "GB/s").rows(
-        fixture,
-        vec![
-            Variant::new("threads", "threads by hand", || rate(&by_hand)).verified_by(pair),
-            Variant::new("staged", "HostStaged", || rate(&ours))
-                .goal(Goal::RatioAtLeast(least))
-                .verified_by(pair),
-        ],
+    let mut variants = Vec::new();
+    for form in FORMS {
+        let (name, copy) = (name(form), by_hand(fixture, pair, form)?);
+        variants.push(Variant::new(&name, &name, move || rate(&copy)).verified_by(pair));
+    }
+    let staged = Variant::new("staged", "HostStaged", || rate(&ours)).goal(Goal::RatioAtLeast(least));
+    variants.push(staged.verified_by(pair));
+    let mut rows = comparison("by-hand", "staging", "GB/s").rows_over_best(
+        FORMS.len(),
+        fixture.group,
+        fixture.is_simulated(),
+        variants,
     )?;
     if !wait_for_idle_threads()? {
         eprintln!("no processor time of staging: a thread of the process does not sleep");
         return Ok(rows);
     }
+    let by_hand = best(fixture, pair, &rows, &FORMS)?;
     rows.extend(comparison("processor-time", "the processor time of staging", "s/GB").rows(
         fixture,
         vec![
@@ -150,6 +154,43 @@ fn staged(fixture: &Fixture<'_>, library: &Library, pair: &Pair) -> Result<Vec<R
         ],
     )?);
     Ok(rows)
+}
+
+/// Returns the name of threads by hand.
+pub(super) fn name(StagedForm { threads, bytes, sleeps }: StagedForm) -> String {
+    let wait = if sleeps { "sleep" } else { "spin" };
+    format!("{threads} threads by hand that {wait}, {} MiB", bytes / MIB)
+}
+
+/// Returns what copies the pair by threads by hand, and waits.
+pub(super) fn by_hand<'a>(
+    fixture: &Fixture<'_>,
+    pair: &'a Pair,
+    form: StagedForm,
+) -> Result<impl Fn() -> Result<()> + use<'a>> {
+    let (src, dst) = (Memory::Ours(pair.src.clone()).address()?, Memory::Ours(pair.dst.clone()).address()?);
+    let addresses = (src, dst, pair.content.len());
+    // SAFETY: the pair outlives it, and the variants take turns.
+    let staged = RefCell::new(unsafe { Staged::with(fixture.context()?, &[addresses], form) }?);
+    Ok(move || {
+        // That it is alive.
+        let _ = pair;
+        let mut staged = staged.borrow_mut();
+        staged.submit()?;
+        staged.finish()
+    })
+}
+
+/// Returns the same of the form that was the reference of the first row.
+pub(super) fn best<'a>(
+    fixture: &Fixture<'_>,
+    pair: &'a Pair,
+    rows: &[Row],
+    forms: &[StagedForm],
+) -> Result<impl Fn() -> Result<()> + use<'a>> {
+    let best = rows.first().and_then(|row| row.reference.as_ref()).context("a reference")?;
+    let form = forms.iter().find(|form| name(**form) == *best).context("the reference's form")?;
+    by_hand(fixture, pair, *form)
 }
 
 /// Waits until no other thread of the process runs: those of the variant before spin for a while before they sleep. Returns whether that

@@ -35,6 +35,7 @@
 //! ([`CrossBackendTransferManager::calibrate`]) measures single copies on an idle machine, lists also beside kernels that occupy the
 //! device, and no unified memory; lists do not refine it.
 
+mod allocate;
 mod attempt;
 mod blocks;
 mod builder;

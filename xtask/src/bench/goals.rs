@@ -10,7 +10,7 @@ use super::{
 };
 
 /// The benchmark's arguments for each run. One that misses a goal is repeated.
-pub(super) const RUNS: [&[&str]; 11] = [
+pub(super) const RUNS: [&[&str]; 13] = [
     &["--only", "cuda"],
     &["--only", "wgpu"],
     &["--only", "choice"],
@@ -27,6 +27,8 @@ pub(super) const RUNS: [&[&str]; 11] = [
     ],
     &["--only", "scaling", PARTS, "confined", KEPT_TO, "2"],
     &["--only", "scaling", PARTS, "confined", KEPT_TO, "8"],
+    &["--only", "choice", KEPT_TO, "2"],
+    &["--only", "choice", KEPT_TO, "8"],
 ];
 /// The benchmark's option for some parts only.
 const PARTS: &str = "--parts";

@@ -111,9 +111,9 @@ impl RawBuffer {
     #[must_use]
     #[inline]
     pub fn is_known_to(&self, device: DeviceId) -> bool {
-        match device {
-            DeviceId::Wgpu(_) | DeviceId::Metal(_) => self.maker() == Some(device),
-            _ => self.device_address().is_some() || self.maker().is_none(),
+        match device.knows_by_address() {
+            true => self.device_address().is_some() || self.maker().is_none(),
+            false => self.maker() == Some(device),
         }
     }
 }

@@ -56,6 +56,14 @@ impl DeviceId {
     pub fn is_cpu(self) -> bool {
         self == Self::Cpu
     }
+
+    /// Returns whether its driver knows memory of the host by the [address](crate::RawBuffer::device_address) that another one of the family
+    /// gave it for devices: CUDA's does, and those of wgpu know only what they made themselves.
+    #[must_use]
+    #[inline]
+    pub fn knows_by_address(self) -> bool {
+        !matches!(self, Self::Wgpu(_) | Self::Metal(_))
+    }
 }
 
 impl fmt::Display for DeviceId {

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::{
-    CostBasis, DeviceId, Error, ErrorKind, RejectReason, Rejected, Result, StreamPriority, Timing,
-    TransferMethod, TransferPath,
+    CostBasis, DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason, Rejected, Result,
+    StreamPriority, Timing, TransferMethod, TransferPath,
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         costs::CostTable,
         engine_queue::{COUNTED_FROM, EngineQueue, EngineQueues},
         list_costs::ListCosts,
-        request::PlanInput,
+        request::{PlanInput, foreign_path},
     },
     stats::path_stats::StatsTable,
 };
@@ -39,6 +39,8 @@ pub(crate) struct PathRoutes {
     pub(crate) lists: ListCosts,
     /// The copies the other way, if a kernel can copy lists along the path.
     pub(crate) opposite: Option<Arc<EngineQueue>>,
+    /// Whether memory of the host may be of another driver: if it has no address for a device, and anyway.
+    may_be_foreign: (bool, bool),
     /// Size of the latest request, or 0.
     latest_bytes: u64,
     /// Its cheapest method.
@@ -107,7 +109,26 @@ impl PathRoutes {
         let explored_from = if is_corrected { COUNTED_FROM } else { EXPLORED_FROM };
         let lists = costs.lists(path);
         let (latest_bytes, latest) = (0, Choice::default());
-        Self { path, candidates, reasons, in_place, lists, opposite, latest_bytes, latest, explored_from }
+        let is_pinned = |place: Place| matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        let is_asked = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
+            (true, false) => is_pinned(path.src),
+            (false, true) => is_pinned(path.dst),
+            _ => false,
+        };
+        let knows_by_address = [path.src, path.dst].iter().all(|place| place.device.knows_by_address());
+        let may_be_foreign = (is_asked, is_asked && !knows_by_address);
+        Self {
+            path,
+            candidates,
+            reasons,
+            in_place,
+            lists,
+            opposite,
+            may_be_foreign,
+            latest_bytes,
+            latest,
+            explored_from,
+        }
     }
 
     /// Chooses the cheapest method that applies, is allowed and has not declined this request; one in place only if no other is left
@@ -228,6 +249,17 @@ impl PathRoutes {
             valid => format!("a stream of {queue} cannot take a copy {path}; use {valid}, or leave out `on`"),
         };
         Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    /// Returns the path of a copy that was planned for this one, if a side is memory that the other side's device does not know.
+    #[inline(always)]
+    pub(crate) fn foreign_path(
+        &self,
+        (src, dst): (&RawBuffer, &RawBuffer),
+        input: &PlanInput,
+    ) -> Option<TransferPath> {
+        let (if_unseen, anyway) = self.may_be_foreign;
+        if anyway || if_unseen && !input.device_visible { foreign_path(src, dst) } else { None }
     }
 
     /// Chooses the cheapest method in place, or by a copy kernel, if the engine's queue takes longer.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result, TransferPath};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, TransferPath};
 
 use crate::strided::Rows;
 
@@ -29,7 +29,7 @@ impl PlanInput {
     /// [`ErrorKind::Overlap`].
     pub(crate) fn of(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
         Self::check(src, dst)?;
-        Ok(Self::between(src, dst, src.len() as u64))
+        Ok(Self { path: path_of(src, dst), ..Self::between(src, dst, src.len() as u64) })
     }
 
     /// Checks a copy like [`of`](Self::of).
@@ -52,7 +52,7 @@ impl PlanInput {
     /// [`ErrorKind::InvalidArgument`] for a read-only destination.
     pub(crate) fn of_rows(src: &RawBuffer, dst: &RawBuffer, rows: &Rows) -> Result<Self> {
         Self::check_rows(dst)?;
-        Ok(Self::between(src, dst, rows.bytes()))
+        Ok(Self { path: path_of(src, dst), ..Self::between(src, dst, rows.bytes()) })
     }
 
     /// Checks a copy like [`of_rows`](Self::of_rows).
@@ -63,31 +63,39 @@ impl PlanInput {
         if dst.is_writable() { Ok(()) } else { Err(read_only()) }
     }
 
-    /// What is planned of a copy that was checked.
+    /// What is planned of a copy that was checked, as if the devices knew all pinned memory: see [`foreign_path`].
     #[inline]
     pub(crate) fn between(src: &RawBuffer, dst: &RawBuffer, bytes: u64) -> Self {
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
         let device_visible = visible(src) && visible(dst);
-        Self { path: path_of(src, dst), bytes, device_visible }
+        Self { path: TransferPath::new(src.place(), dst.place()), bytes, device_visible }
     }
 }
 
 /// Returns the path of a copy. Pinned and mapped memory that the other side's device does not know is pageable there.
-#[inline]
 pub(crate) fn path_of(src: &RawBuffer, dst: &RawBuffer) -> TransferPath {
-    let (from, to) = (src.place(), dst.place());
-    TransferPath::new(seen_by(to.device, src, from), seen_by(from.device, dst, to))
+    foreign_path(src, dst).unwrap_or_else(|| TransferPath::new(src.place(), dst.place()))
 }
 
-#[inline]
-fn seen_by(device: DeviceId, buffer: &RawBuffer, place: Place) -> Place {
-    let is_pinned = matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped) && !device.is_cpu();
-    if !is_pinned || buffer.is_known_to(device) || transload_core::mutant!("transfer/memory-of-other-drivers")
-    {
-        return place;
-    }
-    Place::new(place.device, MemoryKind::Pageable)
+/// Returns the path of a copy, if a side is pinned or mapped memory that the other side's device does not know.
+#[cold]
+#[inline(never)]
+pub(crate) fn foreign_path(src: &RawBuffer, dst: &RawBuffer) -> Option<TransferPath> {
+    let is_foreign = |buffer: &RawBuffer, device: DeviceId| {
+        matches!(buffer.place().kind, MemoryKind::Pinned | MemoryKind::Mapped)
+            && !device.is_cpu()
+            && !buffer.is_known_to(device)
+            && !transload_core::mutant!("transfer/memory-of-other-drivers")
+    };
+    let mut path = TransferPath::new(src.place(), dst.place());
+    let place = match (is_foreign(src, path.dst.device), is_foreign(dst, path.src.device)) {
+        (true, _) => &mut path.src,
+        (_, true) => &mut path.dst,
+        _ => return None,
+    };
+    place.kind = MemoryKind::Pageable;
+    Some(path)
 }
 
 /// Returns why a request is invalid.
