@@ -106,8 +106,8 @@ impl RawBuffer {
         self.storage()?.maker()
     }
 
-    /// Returns whether a device's driver knows pinned or mapped memory of the host as such: wgpu's devices know what they made themselves, devices of
-    /// CUDA what no other family made. To others it is pageable memory.
+    /// Returns whether a device's driver knows this memory of the host as pinned or mapped, if that is its kind: wgpu's devices know what they made
+    /// themselves, devices of CUDA what no other family made. To all other devices it is pageable memory. Calls no driver.
     #[must_use]
     #[inline]
     pub fn is_known_to(&self, device: DeviceId) -> bool {

@@ -57,8 +57,8 @@ impl DeviceId {
         self == Self::Cpu
     }
 
-    /// Returns whether its driver knows memory of the host by the [address](crate::RawBuffer::device_address) that another one of the family
-    /// gave it for devices: CUDA's does, and those of wgpu know only what they made themselves.
+    /// Returns whether its driver knows memory of the host that has a [device address](crate::RawBuffer::device_address). CUDA's does, which gives these
+    /// addresses; wgpu's devices know only what they made themselves. Calls no driver.
     #[must_use]
     #[inline]
     pub fn knows_by_address(self) -> bool {

@@ -26,7 +26,7 @@ driver! {
             11 => data.set(found.base),
             12 => data.cast::<usize>().set(found.bytes),
             13 => data.cast::<u32>().set(1),
-            // Access flags: read and write, whoever has access (driver 580).
+            // `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS`: driver 580 returns read and write also to contexts without access.
             16 => data.cast::<u32>().set(3),
             17 => data.set(match found.kind {
                 Kind::Pool(pool) => pool,

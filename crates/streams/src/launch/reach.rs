@@ -31,9 +31,9 @@ pub(crate) fn address(buffer: &RawBuffer, context: &Context) -> Result<u64> {
     })
 }
 
-/// Returns whether kernels of a context may access a peer's memory: that of a pool, or of a mapping of the caller's, if it grants the device
-/// access, all other if the context [has access](Context::has_peer). `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS` does not tell: driver 580 says
-/// read and write of any memory (docs/benchmarks/2026-11-29-2xH200-peer-access.txt).
+/// Returns whether kernels of a context may access a peer's memory. Memory of a pool: if the pool grants the device access. Other memory: if the
+/// context [has access](Context::has_peer), and a mapping of the caller's, if it is one, grants it too. `CU_POINTER_ATTRIBUTE_ACCESS_FLAGS` does not
+/// tell: driver 580 returns read and write for memory without access, too (docs/benchmarks/2026-11-29-2xH200-peer-access.txt).
 pub(crate) fn is_granted(buffer: &RawBuffer, context: &Context) -> Result<bool> {
     /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`.
     const POOL: u32 = 17;

@@ -29,7 +29,7 @@ impl<'a> Half<'a> {
     /// Allocates the memory that its list lacks, if possible.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not the device's; the driver's.
+    /// `Unsupported` for memory of the host, and memory that the device cannot access; the driver's.
     pub(super) fn new(
         half: BatchHalf,
         pairs: &'a [(RawBuffer, RawBuffer)],

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    BlockList, ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing,
-    TransferMethod, TransferPath, WorkloadType, copy_on_host,
+    ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
+    TransferPath, WorkloadType, copy_on_host,
 };
 
 use crate::{
@@ -81,24 +81,6 @@ impl Method for DirectCopy {
         };
         let TransferPath { src, dst } = path;
         (is_fixed(src) && is_fixed(dst)) || (src.device.is_cpu() && dst.device.is_cpu())
-    }
-
-    fn submit_blocks(
-        &self,
-        route: &Route,
-        request: &TransferRequest<'_>,
-        blocks: &BlockList,
-    ) -> Result<Option<Submitted>, NotSubmitted> {
-        if request.goes_by_kernel(route)? { request.enqueue_blocks(route, blocks) } else { Ok(None) }
-    }
-
-    fn submit_many(
-        &self,
-        route: &Route,
-        request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
-    ) -> Result<Submitted, NotSubmitted> {
-        request.enqueue_many(route, pairs)
     }
 
     fn submit_through_device(

@@ -3,9 +3,9 @@
 use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
-    Access, Backend, BlockList, Claims, DeviceId, Error, ErrorKind, Fence, Operation, PeerAccess, Queue,
-    QueueLease, RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath,
-    Turns, WorkloadType, submit, submit_after, submit_blocks, try_submit_after,
+    Access, Backend, BlockList, Claims, DeviceId, ErrorKind, Fence, Operation, PeerAccess, Queue, QueueLease,
+    RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, Turns,
+    WorkloadType, submit, submit_after, submit_blocks, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -120,7 +120,8 @@ pub(crate) trait Method: Send + Sync + 'static {
         false
     }
 
-    /// Like [`submit`](Self::submit), for many pairs of one path. The request has the first that is not empty.
+    /// Like [`submit`](Self::submit), for many pairs of one path that it [takes](Self::takes_many). The request has the first that is not
+    /// empty. By default one operation of a queue of the lane: a copy kernel's if the request says so and the driver takes it, else copies.
     ///
     /// # Errors
     /// Those of `submit`; [`ErrorKind::Overlap`] if two pairs overlap; [`ErrorKind::Unsupported`] if the queue can only copy them one by one.
@@ -130,8 +131,13 @@ pub(crate) trait Method: Send + Sync + 'static {
         request: &TransferRequest<'_>,
         pairs: &[(RawBuffer, RawBuffer)],
     ) -> Result<Submitted, NotSubmitted> {
-        let _ = (route, request, pairs);
-        Err(Error::new(ErrorKind::Unsupported, "the method copies one pair at a time").into())
+        let (workload, operation) = if request.goes_by_kernel(route)? {
+            (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
+        } else {
+            (WorkloadType::Memory, Operation::CopyBatch { pairs })
+        };
+        let queue = request.queue(&*route.backend, route.lane, workload)?;
+        request.enqueue(&*queue, &operation, request.timing)
     }
 
     /// Like [`submit_many`](Self::submit_many), for blocks. `None` if nothing was submitted, since their pairs are to be.
@@ -144,8 +150,7 @@ pub(crate) trait Method: Send + Sync + 'static {
         request: &TransferRequest<'_>,
         blocks: &BlockList,
     ) -> Result<Option<Submitted>, NotSubmitted> {
-        let _ = (route, request, blocks);
-        Ok(None)
+        if request.goes_by_kernel(route)? { request.enqueue_blocks(route, blocks) } else { Ok(None) }
     }
 
     /// Like [`submit_many`](Self::submit_many), through device memory, for pairs in the order of the host's memory. `None` if nothing was
@@ -299,21 +304,6 @@ impl<'a> TransferRequest<'a> {
     /// Returns whether a copy kernel is to copy. If the driver rejects it, a copy engine does.
     fn goes_by_kernel(&self, route: &Route) -> Result<bool, NotSubmitted> {
         Ok(self.by_kernel && self.prepare_kernel(route)?.is_ok())
-    }
-
-    /// Enqueues pairs on a queue of the route's lane.
-    fn enqueue_many(
-        &self,
-        route: &Route,
-        pairs: &[(RawBuffer, RawBuffer)],
-    ) -> Result<Submitted, NotSubmitted> {
-        let (workload, operation) = if self.goes_by_kernel(route)? {
-            (WorkloadType::Compute, Operation::CopyBatchInPlace { pairs })
-        } else {
-            (WorkloadType::Memory, Operation::CopyBatch { pairs })
-        };
-        let queue = self.queue(&*route.backend, route.lane, workload)?;
-        self.enqueue(&*queue, &operation, self.timing)
     }
 
     /// Enqueues blocks on a queue of kernels of the route's lane. `None` if it takes pairs only, or pools overlap.

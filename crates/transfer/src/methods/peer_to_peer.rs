@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use dashmap::DashMap;
 use transload_core::{
-    Backend, BlockList, DeviceId, Error, MemoryKind, Operation, RawBuffer, RejectReason, Result, Retry,
-    TransferMethod, TransferPath, WorkloadType,
+    Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
+    TransferPath, WorkloadType,
 };
 
 use super::{
@@ -129,7 +129,7 @@ impl Method for PeerToPeer {
         Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
-    /// One operation for any size: chunks would only lower the rate. By a copy engine: no queue of an engine is known to be long.
+    /// One operation for any size: chunks would only lower the rate. By a copy engine, also if it is urgent: what engines between peers have to do is not counted.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
@@ -137,24 +137,6 @@ impl Method for PeerToPeer {
 
     fn takes_many(&self, _: &TransferPath) -> bool {
         true
-    }
-
-    fn submit_blocks(
-        &self,
-        route: &Route,
-        request: &TransferRequest<'_>,
-        blocks: &BlockList,
-    ) -> Result<Option<Submitted>, NotSubmitted> {
-        if request.goes_by_kernel(route)? { request.enqueue_blocks(route, blocks) } else { Ok(None) }
-    }
-
-    fn submit_many(
-        &self,
-        route: &Route,
-        request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
-    ) -> Result<Submitted, NotSubmitted> {
-        request.enqueue_many(route, pairs)
     }
 }
 

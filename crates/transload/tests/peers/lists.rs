@@ -1,6 +1,11 @@
 //! Many copies between two devices.
 
-use std::sync::Arc;
+use std::{
+    future::{Future as _, IntoFuture as _},
+    pin::Pin,
+    sync::Arc,
+    task::{self, Poll, Waker},
+};
 
 use transload::{
     CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, TransferMethod, WorkloadType,
@@ -117,6 +122,33 @@ fn stream_of_either_device_takes_a_list_by_each_way() {
         }
     }
     drop((pairs, src, dst));
+    setup.finish();
+}
+
+/// Loading waits for the whole device.
+#[test]
+fn polled_list_loads_no_kernel_of_the_streams_device() {
+    let Some(setup) = two() else { return };
+    let (src, dst) = (setup.filled(0, &noise(4096, 12)), setup.on(1, 4096));
+    // Enables access, and loads the kernels of the first device.
+    let piece = |of: &RawBuffer, at: usize| of.slice(at * 256..at * 256 + 200).unwrap();
+    let pairs: Vec<_> = (0..16).map(|at| (piece(&src, at), piece(&dst, 15 - at))).collect();
+    setup.manager.copy_many(&pairs).way(ListWay::CopyKernel).wait().unwrap();
+    let device = CudaDevice::new(setup.tests[1].ordinal()).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    setup.manager.copy(&dst, &src).on(&stream).wait().unwrap();
+    let mut copy = setup.manager.copy_many(pairs).on(&stream).into_future();
+    let trace = trace::start();
+    // Another thread may be done already.
+    let ended = Pin::new(&mut copy).poll(&mut task::Context::from_waker(Waker::noop()));
+    let calls = trace.calls_of_this_thread();
+    assert!(!calls.iter().any(|call| call.name.contains("Load")), "{calls:?}");
+    match ended {
+        Poll::Ready(copied) => copied,
+        Poll::Pending => pollster::block_on(copy),
+    }
+    .unwrap();
+    drop((trace, src, dst, stream, device));
     setup.finish();
 }
 

@@ -39,6 +39,9 @@ fn devices_without_peer_access_are_host_staged_with_reason() {
         assert_eq!(reason(&report), Some(RejectReason::NoPeerAccess), "{report}");
     }
     assert!(setup.tests[0].sim().unwrap().enabled_peers().is_empty());
+    // Nor have their lists the times of a kernel that accesses the other's memory.
+    let (costs, path) = (setup.manager.list_costs(), setup.path(0, 1));
+    assert!(costs.iter().all(|(cost, _)| cost.path != path), "{costs:?}");
     setup.finish();
 }
 

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::{Page, SHOWN, scrolling};
 use crate::bench::{
     format::{percent, quantity},
-    goals::beyond,
+    goals::{beyond, is_missed},
     results::{ResultRow, Results},
 };
 
@@ -63,7 +63,8 @@ fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
                         }
                         td.n { (row.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))) }
                         td.goal { (row.goal.as_deref().unwrap_or_default()) }
-                        @if row.met == Some(false) { td.miss.n { "missed, " (percent(beyond(row))) } }
+                        @if is_missed(row) { td.miss.n { "missed, " (percent(beyond(row))) } }
+                        @else if row.met == Some(false) { td.miss.n { "near, " (percent(beyond(row))) } }
                         @else { td.good { "met" } }
                     }
                 }
