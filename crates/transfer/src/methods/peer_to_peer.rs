@@ -131,6 +131,11 @@ impl Method for PeerToPeer {
 
     /// One operation for any size: chunks would only lower the rate. By a copy engine, also if it is urgent: what engines between peers have to do is not counted.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
+        if let Some(rows) = request.rows() {
+            // A copy engine takes microseconds for each.
+            let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
+            return self.submit_many(route, &request, &rows.pairs(request.src, request.dst)?);
+        }
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;
         request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
     }

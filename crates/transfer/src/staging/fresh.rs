@@ -5,7 +5,7 @@
 //! instead of 1.6.
 
 /// Bytes that are faulted in and then copied to: a huge page, which stays in a core's cache in between.
-const STEP: usize = 2 << 20;
+pub(super) const STEP: usize = 2 << 20;
 
 /// Returns whether a destination was never touched, by the page in its middle.
 #[cfg(target_os = "linux")]

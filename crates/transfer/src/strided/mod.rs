@@ -47,8 +47,8 @@ impl CrossBackendTransferManager {
     /// operation (a `cuMemcpy2DAsync` for each plane) between pinned, mapped, unified or device memory, within the host, and between
     /// pageable memory and a device if they are shorter than 16 KiB: there the driver copies during the call. All else, such as longer rows of pageable memory, is a list of rows, as for
     /// [`copy_many`](Self::copy_many), of at most a million: it takes some 200 bytes of memory for each row. More are left to the driver,
-    /// if they are such planes. Rows that lie between those they are copied to are a list too. The methods UnifiedMemory and PeerToPeer copy
-    /// no rows: reports have them as excluded. The predicted time is that of a contiguous copy of as many bytes.
+    /// if they are such planes. Rows that lie between those they are copied to, and rows between two devices, are a list too. The method UnifiedMemory copies
+    /// no rows: reports have it as excluded. The predicted time is that of a contiguous copy of as many bytes.
     ///
     /// # What is in use
     /// Of a copy of rows, all bytes from the first row to the last on both sides, with the gaps: other work on these is ordered
@@ -129,10 +129,10 @@ impl StridedCopy {
         queue: Option<DeviceId>,
     ) -> TransferOptions {
         let Some(rows) = &self.rows else { return *options };
-        let options = options.forbid(TransferMethod::UnifiedMemory).forbid(TransferMethod::PeerToPeer);
-        // These take lists.
+        let options = options.forbid(TransferMethod::UnifiedMemory);
         if rows.count() > MAX_LISTED {
-            return options.forbid(TransferMethod::HostStaged).forbid(TransferMethod::ZeroCopy);
+            let by_list = [TransferMethod::HostStaged, TransferMethod::ZeroCopy, TransferMethod::PeerToPeer];
+            return by_list.into_iter().fold(options, |options, method| options.forbid(method));
         }
         let is_short = rows.pitched().is_some() && rows.width() < DRIVER_ROW;
         let is_by_driver = || {

@@ -8,7 +8,8 @@ use std::{
 };
 
 use transload::{
-    CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, TransferMethod, WorkloadType,
+    CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, StridedLayout,
+    TransferMethod, WorkloadType,
     backend::{ListWay, Operation, Timing, submit},
     cuda::{CudaDevice, CudaMemoryManager, streams::CudaStream},
 };
@@ -330,5 +331,33 @@ fn list_of_a_peers_unified_memory_is_copied_too() {
         assert!(found[(8 - at) * 1000..][..1000] == content[at * 1000..][..1000], "piece {at}");
     }
     drop((pairs, src, dst));
+    setup.finish();
+}
+
+#[test]
+fn strided_rows_between_peers_are_one_list() {
+    const ROWS: usize = 300;
+    const WIDTH: usize = 517;
+    const PITCH: usize = 1000;
+    let Some(setup) = two() else { return };
+    let [matrix, packed] = [(7, PITCH), (3, WIDTH)]
+        .map(|(offset, pitch)| StridedLayout::new(WIDTH).at(offset).repeat(ROWS, pitch));
+    for (from, to) in [(0, 1), (1, 0)] {
+        let content = noise(7 + ROWS * PITCH, from as u64);
+        let (src, dst) = (setup.filled(from, &content), setup.filled(to, &vec![0xEE; 3 + ROWS * WIDTH + 5]));
+        let mut expected = vec![0xEE; dst.len()];
+        let rows = content[7..].chunks(PITCH).flat_map(|row| &row[..WIDTH]);
+        expected[3..][..ROWS * WIDTH].iter_mut().zip(rows).for_each(|(to, from)| *to = *from);
+        let copy = || setup.manager.copy_strided((&src, &matrix), (&dst, &packed)).unwrap();
+        copy().wait().unwrap();
+        setup.manager.copy(&setup.filled(to, &vec![0xEE; dst.len()]), &dst).wait().unwrap();
+        let trace = trace::start();
+        let report = copy().wait().unwrap();
+        let calls = trace.calls_of_this_thread();
+        assert_eq!((report.method, report.bytes), (TransferMethod::PeerToPeer, (ROWS * WIDTH) as u64));
+        assert_eq!(report.lane, setup.devices[from]);
+        assert!(kernels_of(&calls) > 0 && kernels_of(&calls) < 20 && copies_of(&calls) == 0, "{calls:?}");
+        assert!(setup.content(&dst) == expected, "{from} → {to}");
+    }
     setup.finish();
 }
