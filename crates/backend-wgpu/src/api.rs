@@ -6,7 +6,7 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer,
+    DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer,
     ResourceCounts, Result, SinkSlot, StagingHints, StreamPriority, catch_panic,
 };
 use wgpu::ErrorFilter;
@@ -102,12 +102,12 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// `Busy` in a callback of wgpu, while wgpu submits.
     fn refuse_callback(&self) -> Result<()>;
 
-    /// Submits command buffers, after everything submitted before. Calls `commit` with their point, once, as soon as they can no longer
+    /// Submits command buffers, after everything submitted before, and after fences for which [its queue](Self::queue) can wait. Calls `commit` with their point, once, as soon as they can no longer
     /// be refused by this crate: wgpu calls callbacks of its user, which may need what the caller has claimed.
     ///
     /// # Errors
     /// wgpu's; the loss of the device. The point is reached then, too.
-    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
+    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()>;
 }
 
 /// Returns commands that read so many bytes of a buffer, a multiple of 4.

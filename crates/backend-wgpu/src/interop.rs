@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
     merge_uses,
@@ -104,15 +105,16 @@ impl WgpuBackend {
         let mut uses: Vec<_> = uses.iter().map(|(buffer, access)| (buffer, *access)).collect();
         let mut claims = Claims::updating(&mut uses)?;
         claims.wait_for_foreign_fences(&*queue);
+        let after: SmallVec<[Fence; 4]> = SmallVec::from(claims.after());
         let mut submitted = None;
         let commit = |point| {
             let fence = Fence::new(Arc::clone(queue.timeline()), point);
             submitted = Some(claims.inherit(fence.clone()));
-            // SAFETY: the point is reached after the commands, and after everything before them on the queue. Other fences were
-            // waited for.
+            // SAFETY: the point is reached after the commands, and after everything before them on the queue, and `after`. Other fences
+            // were waited for.
             unsafe { claims.commit(&fence) };
         };
-        device.submit(commands, Box::new(commit))?;
+        device.submit(commands, &after, Box::new(commit))?;
         let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");
         submitted.ok_or_else(interrupted)
     }

@@ -342,7 +342,7 @@ impl Used {
             wait(by_cuda()?)?;
         }
         // SAFETY: as above; what comes before is on the queue, or complete.
-        let point = unsafe { perform(device, line, &operation_of(&ours), &[]) }?;
+        let point = unsafe { perform(device, line, &operation_of(&ours), (&[], &[])) }?;
         if is_up {
             *last = Some(point);
             self.read = Some((Arc::clone(line), point));

@@ -109,7 +109,7 @@ impl SharedUses {
                 None
             }
         };
-        let mut after = device.copied();
+        let mut after = device.copied(claims.after());
         let awaited = signal.as_ref().map(|signal| signal.awaited);
         after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();

@@ -21,9 +21,9 @@ use std::{
 };
 
 use transload_core::{
-    CostModel, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost,
-    Place, Queue, RawBuffer, Reclaimer, ResourceCounts, Result, SinkSlot, StreamPriority, TransferMethod,
-    TransferPath, events::report, host_memory,
+    CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, MemoryShortage,
+    PathCost, Place, Queue, RawBuffer, Reclaimer, ResourceCounts, Result, SinkSlot, StreamPriority,
+    TransferMethod, TransferPath, events::report, host_memory,
 };
 
 pub(crate) use open::{adopt, open};
@@ -271,7 +271,8 @@ impl ApiDevice for DeviceState {
         self.queue.refuse_callback()
     }
 
-    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
+    /// There is no other queue.
+    fn submit(&self, commands: Submitted, _: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
         self.queue.submit(commands.unwrap_or_default(), |_| (), commit)
     }
 }

@@ -6,6 +6,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
+use ash::vk;
 use smallvec::SmallVec;
 use transload_core::{
     Error, ErrorKind, Operation, RawBuffer, Result,
@@ -14,7 +15,7 @@ use transload_core::{
 };
 
 use super::{
-    BufferHandle, Memory, Waits,
+    BufferHandle, Memory,
     fill::fill,
     pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
     staging::{CAPACITY, Chunk},
@@ -89,20 +90,21 @@ fn own_memory(device: &DeviceState, buffer: &RawBuffer) -> Result<Option<Own>> {
     Ok(memory.map(Own::new))
 }
 
-/// Performs an operation on a queue of the device, and has its begin and end written into each of these slots. Returns its point. Host memory of others was read or written when it returns.
+/// Performs an operation on a queue of the device, after values of semaphores of its other queues, and has its begin and end written into each of
+/// these slots. Returns its point. Host memory of others was read or written when it returns.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an operation that the queue cannot do; the driver's. Nothing touches the buffers then, unless it is partial.
 ///
 /// # Safety
-/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete or on the same queue.
+/// * Those of [`Queue::enqueue`](transload_core::Queue::enqueue); everything that comes before is complete, on the same queue, or awaited.
 pub(crate) unsafe fn perform(
     device: &DeviceState,
     line: &Line,
     operation: &Operation<'_>,
-    measured: &[Interval],
+    (after, measured): (&[(vk::Semaphore, u64)], &[Interval]),
 ) -> Result<u64> {
-    if measured.is_empty() {
+    if measured.is_empty() && after.is_empty() {
         // SAFETY: the caller's promise.
         if let Some(point) = unsafe { store(device, line, operation) }? {
             return Ok(point);
@@ -111,6 +113,7 @@ pub(crate) unsafe fn perform(
     let mut packer = Packer {
         device,
         line,
+        after,
         measured,
         commands: Commands::new(),
         exported: SmallVec::new(),
@@ -145,6 +148,8 @@ fn is_adopted(buffer: &RawBuffer) -> bool {
 struct Packer<'a> {
     device: &'a DeviceState,
     line: &'a Line,
+    /// What the first submission waits for.
+    after: &'a [(vk::Semaphore, u64)],
     /// Where to write when the operation begins and ends.
     measured: &'a [Interval],
     commands: Commands,
@@ -172,7 +177,7 @@ impl Packer<'_> {
         unsafe { self.submit() }?;
         queue.block_until(queue.enqueued());
         // SAFETY: the caller's promise; what comes before is complete.
-        let point = unsafe { perform(self.device, wgpu, operation, &[]) }?;
+        let point = unsafe { perform(self.device, wgpu, operation, (&[], &[])) }?;
         wgpu.queue.block_until(point);
         wgpu.queue.outcome(point)?;
         // SAFETY: as above.
@@ -400,11 +405,7 @@ impl Packer<'_> {
             self.commands.insert(0, hand_over(true));
             self.commands.push(hand_over(false));
         }
-        let after = if mutant!("wgpu/sees-other-queues") {
-            Waits::new()
-        } else {
-            self.device.written_by_others(self.line)
-        };
+        let after = self.device.with_written_by_others(self.line, self.after);
         // SAFETY: the caller's promise; a staging buffer is kept until its point.
         let submitted = unsafe { self.line.queue.submit(&self.commands, &after) };
         if let Some(table) = table {

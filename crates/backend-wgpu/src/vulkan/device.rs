@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use transload_core::{
-    DeviceInfo, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result, SinkSlot,
-    StagingHints, StreamPriority, mutant,
+    DeviceInfo, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer, ResourceCounts, Result,
+    SinkSlot, StagingHints, StreamPriority, mutant,
 };
 
 #[cfg(feature = "cuda")]
@@ -111,16 +111,16 @@ impl ApiDevice for DeviceState {
         self.queue.refuse_callback()
     }
 
-    fn submit(&self, commands: Submitted, commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
+    fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
         match commands {
-            Some(commands) => self.queue.submit_wgpu(commands, self.copied(), commit)?,
+            Some(commands) => self.queue.submit_wgpu(commands, self.copied(after), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // What a framework has had wgpu's queue write is a part of wgpu's next submission.
             None if self.queue.vulkan.is_shared && !mutant!("wgpu/fence-after-writes") => {
-                self.queue.submit_wgpu(Vec::new(), self.copied(), commit)?;
+                self.queue.submit_wgpu(Vec::new(), self.copied(after), commit)?;
             }
             // SAFETY: there are no commands.
-            None => commit(unsafe { self.queue.submit(&[], &[]) }?),
+            None => commit(unsafe { self.queue.submit(&[], &self.awaited_of(&self.wgpu, after)) }?),
         }
         Ok(())
     }

@@ -36,8 +36,8 @@ impl WgpuQueue {
     }
 }
 
-// SAFETY: submissions run in order, each after everything submitted before; the host waits for fences of others. A point is that of the
-// operation's last submission.
+// SAFETY: submissions run in order, each after everything submitted before, and after values of the device's other queues; the host waits
+// for fences of others. A point is that of the operation's last submission.
 unsafe impl Queue for WgpuQueue {
     fn device(&self) -> DeviceId {
         self.device.id()
@@ -56,23 +56,29 @@ unsafe impl Queue for WgpuQueue {
     }
 
     fn can_wait_for(&self, fence: &Fence) -> bool {
-        fence.timeline().id() == self.timeline.id()
+        fence.timeline().id() == self.timeline.id() || self.device.awaited(fence).is_some()
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         let (sink, Line { queue, tally, .. }) = (&self.device.sink, &*self.line);
         queue.check_usable()?;
-        for fence in after.iter().filter(|fence| !self.can_wait_for(fence) && !mutant!("wgpu/come-after")) {
-            // Failed work reports its own error; either way it is complete.
-            let _over = fence.wait();
-        }
-        let info = || OperationInfo::of(operation);
-        let sample = sink.sample(tally, info);
-        // Without timestamps nothing is measured, and the sink only counts.
         #[cfg(feature = "cuda")]
         let between = self.device.between.get().filter(|between| between.copies(operation));
         #[cfg(not(feature = "cuda"))]
         let between: Option<()> = None;
+        // CUDA's part waits for nothing on the device.
+        let waits = |fence: &Fence| match between {
+            Some(_) => fence.timeline().id() == self.timeline.id(),
+            None => self.can_wait_for(fence),
+        };
+        for fence in after.iter().filter(|fence| !waits(fence) && !mutant!("wgpu/come-after")) {
+            // Failed work reports its own error; either way it is complete.
+            let _over = fence.wait();
+        }
+        let awaited = self.device.awaited_of(&self.line, after);
+        let info = || OperationInfo::of(operation);
+        let sample = sink.sample(tally, info);
+        // Without timestamps nothing is measured, and the sink only counts.
         let (timer, is_ready) = match between {
             #[cfg(feature = "cuda")]
             Some(between) => between.timer(&self.device, &self.line, operation),
@@ -85,8 +91,8 @@ unsafe impl Queue for WgpuQueue {
             // SAFETY: as below.
             #[cfg(feature = "cuda")]
             Some(between) => unsafe { between.copy(&self.device, &self.line, operation, (timer, &measured)) },
-            // SAFETY: the caller's promise. What comes before is on this queue, or complete.
-            _ => unsafe { copy::perform(&self.device, &self.line, operation, &measured) }
+            // SAFETY: the caller's promise. What comes before is on this queue, awaited, or complete.
+            _ => unsafe { copy::perform(&self.device, &self.line, operation, (&awaited, &measured)) }
                 .map(|point| (point, true)),
         };
         let release = || measured.iter().for_each(|interval| timer.release(*interval));

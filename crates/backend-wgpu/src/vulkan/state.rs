@@ -8,8 +8,9 @@ use std::{
     },
 };
 
+use ash::vk;
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
+    DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryKind, Place, QueueTally, RawBuffer, Reclaimer,
     ResourceCounts, Result, SinkSlot, catch_panic, events::report, mutant,
 };
 
@@ -138,16 +139,37 @@ impl DeviceState {
         idle.or_else(least).unwrap_or(&self.wgpu)
     }
 
-    /// Returns what wgpu's commands wait for, to see what the copiers have written: it is complete, as transfers are that the commands
-    /// come after.
-    pub(crate) fn copied(&self) -> Waits {
-        self.copiers.iter().filter_map(|line| line.queue.known()).collect()
+    /// Returns what wgpu's commands wait for: what is complete of the copiers, to see what they have written, and those of the fences that are
+    /// of the copiers.
+    pub(crate) fn copied<'a>(&self, after: impl IntoIterator<Item = &'a Fence>) -> Waits {
+        let mut waits = self.awaited_of(&self.wgpu, after);
+        self.copiers.iter().filter_map(|line| line.queue.known()).for_each(|wait| add(&mut waits, wait));
+        waits
     }
 
-    /// Returns what commands of a queue wait for, to see what the others have written: it is complete, as what the commands come after is.
-    pub(super) fn written_by_others(&self, line: &Line) -> Waits {
-        let others = self.lines().filter(|other| other.index != line.index);
-        others.filter_map(|other| other.queue.known()).collect()
+    /// Returns what commands of a queue wait for: these, and what is complete of the others, to see what they have written.
+    pub(super) fn with_written_by_others(&self, line: &Line, after: &[(vk::Semaphore, u64)]) -> Waits {
+        let mut waits = Waits::from_slice(after);
+        if !mutant!("wgpu/sees-other-queues") {
+            let others = self.lines().filter(|other| other.index != line.index);
+            others.filter_map(|other| other.queue.known()).for_each(|wait| add(&mut waits, wait));
+        }
+        waits
+    }
+
+    /// Returns what a queue waits for on the device to come after the work of another one of the device; `None` for other work.
+    pub(super) fn awaited(&self, fence: &Fence) -> Option<(vk::Semaphore, u64)> {
+        let id = fence.timeline().id();
+        self.lines().find(|line| line.queue.id == id)?.queue.awaited(fence.point())
+    }
+
+    /// Returns what a queue waits for on the device to come after those of the fences that are of the others and not complete.
+    pub(crate) fn awaited_of<'a>(&self, line: &Line, fences: impl IntoIterator<Item = &'a Fence>) -> Waits {
+        let mut waits = Waits::new();
+        let of_others = |fence: &&Fence| fence.timeline().id() != line.queue.id && !fence.is_complete();
+        let open = fences.into_iter().filter(of_others).filter_map(|fence| self.awaited(fence));
+        open.filter(|_| !mutant!("wgpu/waits-on-device")).for_each(|wait| add(&mut waits, wait));
+        waits
     }
 
     /// Returns whether a queue copies between two places: within the device, between it and the host, or CUDA's memory of the same GPU.
@@ -281,6 +303,14 @@ impl DeviceState {
     }
 }
 
+/// Adds what to wait for; of one semaphore only the last value.
+fn add(waits: &mut Waits, (semaphore, value): (vk::Semaphore, u64)) {
+    match waits.iter_mut().find(|(other, _)| *other == semaphore) {
+        Some((_, until)) => *until = value.max(*until),
+        None => waits.push((semaphore, value)),
+    }
+}
+
 impl Drop for DeviceState {
     /// Waits: what is in flight uses the staging buffers, and wgpu's queue the semaphores of the others.
     fn drop(&mut self) {
@@ -288,7 +318,7 @@ impl Drop for DeviceState {
         copiers.clone().for_each(|queue| queue.block_until(queue.enqueued()));
         if self.queue.vulkan.is_shared && !self.copiers.is_empty() {
             // SAFETY: there are no commands.
-            let see = || unsafe { self.queue.submit(&[], &self.copied()) };
+            let see = || unsafe { self.queue.submit(&[], &self.copied([])) };
             // What a framework submits later sees what these wrote, also before they are hidden. If it is refused, the next one does that.
             let _first = see();
             gate::hide(self.queue.queue.raw, copiers);

@@ -116,10 +116,10 @@ impl State {
     }
 
     /// Notes what a submission waits for.
-    fn saw(&mut self, waits: &[(vk::Semaphore, u64)]) {
+    pub(super) fn saw(&mut self, waits: &[(vk::Semaphore, u64)]) {
         for (semaphore, value) in waits {
             match self.seen.iter_mut().find(|(seen, _)| seen == semaphore) {
-                Some((_, until)) => *until = *value,
+                Some((_, until)) => *until = *value.max(until),
                 None => self.seen.push((*semaphore, *value)),
             }
         }
@@ -460,6 +460,12 @@ impl Submissions {
     /// The loss of the device, also by another queue.
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.vulkan.lost.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Returns what submissions to other queues of the device wait for to come after a point; `None` before the driver has that: perhaps it is
+    /// submitted to the same queue of Vulkan, behind them.
+    pub(crate) fn awaited(&self, point: u64) -> Option<(vk::Semaphore, u64)> {
+        (point <= self.submitted.load(Ordering::Acquire)).then_some((self.semaphore.raw, point))
     }
 
     /// Returns the last point that the semaphore is known to have reached, for submissions to other queues to wait for, which see its writes

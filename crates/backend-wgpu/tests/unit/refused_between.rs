@@ -91,7 +91,8 @@ fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
     for (src, dst) in [(&ours, &theirs), (&theirs, &ours)] {
         let long = Operation::Copy { src: &from, dst: &to };
         // SAFETY: nothing else uses the buffers, which stay until all is complete.
-        let points = [(); 8].map(|()| unsafe { perform(&state, &state.copiers[0], &long, &[]) }.unwrap());
+        let points =
+            [(); 8].map(|()| unsafe { perform(&state, &state.copiers[0], &long, (&[], &[])) }.unwrap());
         assert!(!copy(src, dst, Timing::Measured).unwrap());
         state.copiers[0].queue.block_until(points[7]);
         assert!(copy(src, dst, Timing::Measured).unwrap());

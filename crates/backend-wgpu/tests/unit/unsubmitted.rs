@@ -1,7 +1,10 @@
 //! Points that were published, and whose submission failed; what submissions wait for.
 
+use std::sync::mpsc;
+
 use transload_core::{
-    Backend as _, ErrorKind, Fence, Operation, StreamPriority, Timing, WorkloadType, submit,
+    Access, Backend as _, ErrorKind, Fence, Operation, Queue as _, StreamPriority, Timing, WorkloadType,
+    submit,
 };
 
 use super::{
@@ -70,6 +73,80 @@ fn submissions_see_what_other_queues_wrote() {
     assert!(sees(&state.wgpu, &written, copier));
     drop(copy(copier));
     assert!(sees(copier, &by_wgpu, &state.wgpu));
+}
+
+/// Work that the host lets go on, or that goes on by itself after a while: then somebody has waited for it.
+struct Held {
+    semaphore: Arc<Semaphore>,
+    open: Option<mpsc::Sender<()>>,
+    opener: Option<thread::JoinHandle<bool>>,
+}
+
+impl Held {
+    fn new(line: &Line) -> Self {
+        let semaphore = Arc::new(Semaphore::new(&line.queue.vulkan).unwrap());
+        // SAFETY: there are no commands.
+        unsafe { line.queue.submit(&[], &[semaphore.at(1)]) }.unwrap();
+        let (open, opened) = mpsc::channel();
+        let (vulkan, held) = (Arc::clone(&line.queue.vulkan), Arc::clone(&semaphore));
+        let opener = thread::spawn(move || {
+            let is_in_time = opened.recv_timeout(Duration::from_secs(20)).is_ok();
+            let info = vk::SemaphoreSignalInfo::default().semaphore(held.raw).value(1);
+            // SAFETY: the semaphore is alive, and of the timeline kind; its value grows.
+            unsafe { vulkan.raw.signal_semaphore(&info) }.unwrap();
+            is_in_time
+        });
+        Self { semaphore, open: Some(open), opener: Some(opener) }
+    }
+
+    /// Returns whether nobody has waited until now.
+    fn open(&mut self) -> bool {
+        let _sent = self.open.take().unwrap().send(());
+        self.opener.take().unwrap().join().unwrap()
+    }
+}
+
+/// Neither a copy nor a submission of shaders blocks its thread until another queue's copy is complete.
+#[test]
+fn queues_of_a_device_wait_for_each_other_on_the_device() {
+    const BYTES: usize = 1 << 20;
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let filled = |byte: u8| {
+        let host = backend.allocate(state.id(), MemoryKind::Pinned, BYTES).unwrap();
+        host.write().unwrap().fill(byte);
+        host
+    };
+    let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
+    for (round, (from, to)) in
+        [(first, &state.wgpu), (&state.wgpu, first), (first, second)].into_iter().enumerate()
+    {
+        let (src, back) = (filled(round as u8 + 1), filled(0));
+        let there = backend.allocate(state.id(), MemoryKind::Device, BYTES).unwrap();
+        let queues = [from, to].map(|line| WgpuQueue::new(&state, line, StreamPriority::Normal));
+        let mut held = Held::new(from);
+        let up = submit(&queues[0], &Operation::Copy { src: &src, dst: &there }, Timing::Off).unwrap();
+        assert!(queues[1].can_wait_for(&up));
+        let down = submit(&queues[1], &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
+        let shaders = backend.submit(state.id(), [], &[(&there, Access::Write)]).unwrap();
+        let waits_for = |line: &Line, fence: &Fence| {
+            let by =
+                [first, second, &state.wgpu].into_iter().find(|line| line.queue.id == fence.timeline().id());
+            let semaphore = by.unwrap().queue.semaphore.raw;
+            let seen = line.queue.state.lock().seen.clone();
+            seen.iter().any(|(seen, until)| *seen == semaphore && *until >= fence.point())
+        };
+        assert!(waits_for(to, &up), "{round}");
+        for other in [&up, &down].into_iter().filter(|fence| fence.timeline().id() != state.queue.id) {
+            assert!(waits_for(&state.wgpu, other), "{round}");
+        }
+        assert!(!up.is_complete() && !down.is_complete() && !shaders.is_complete(), "{round}");
+        assert!(held.open(), "{round}: somebody has waited on the host");
+        shaders.wait().unwrap();
+        down.wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| usize::from(*byte) == round + 1), "{round}");
+        drop(held.semaphore);
+    }
 }
 
 /// A device of a framework, with a backend.
