@@ -18,6 +18,7 @@ mod raw;
 mod shared;
 mod small;
 mod urgent;
+mod within;
 
 use std::{sync::Arc, time::Instant};
 
@@ -48,6 +49,7 @@ const PARTS: &[Part] = &[
     ("pageable-up", |adapter| adapter.of_sizes(copies::upload)),
     ("pageable-down", |adapter| adapter.of_sizes(copies::download)),
     ("pinned", pinned::rows),
+    ("within", within::rows),
     ("small", small::rows),
     ("pieces", pieces::rows),
     ("allocate", small::allocating),

@@ -17,7 +17,7 @@ use transload_core::{
 use super::{
     BufferHandle, Memory,
     fill::fill,
-    pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, fits},
+    pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, pieces_of},
     staging::{CAPACITY, Chunk},
     state::{DeviceState, Line},
     storage::{WgpuStorage, memory_of},
@@ -43,14 +43,19 @@ struct Own {
     buffer: BufferHandle,
     /// Whether a shader can copy pieces of it.
     is_bindable: bool,
+    is_local: bool,
     /// Whether another API has it between submissions.
     is_exported: bool,
 }
 
 impl Own {
     fn new(memory: &Memory) -> Self {
-        let (is_bindable, is_exported) = (memory.is_bindable(), memory.is_exported());
-        Self { buffer: memory.buffer(), is_bindable, is_exported }
+        Self {
+            buffer: memory.buffer(),
+            is_bindable: memory.is_bindable(),
+            is_local: memory.is_local(),
+            is_exported: memory.is_exported(),
+        }
     }
 }
 
@@ -339,6 +344,7 @@ impl Packer<'_> {
                     dst: to.0.buffer,
                     regions: Regions::new(),
                     is_bindable: from.0.is_bindable && to.0.is_bindable && from.0 != to.0,
+                    is_local: from.0.is_local && to.0.is_local,
                 });
                 match self.commands.last_mut() {
                     Some(Command::Copy { regions, .. }) => regions,
@@ -361,30 +367,35 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// Has a shader copy the lists of short pieces. Returns the buffer in which their tables are, if there are any.
+    /// Has a shader copy the lists of short pieces, and what is long within a GPU. Returns the buffer in which their tables are, if there are
+    /// any.
     fn leave_to_shader(&mut self) -> Option<WgpuStorage> {
-        let is_list = |command: &Command| matches!(command, Command::Copy { regions, is_bindable: true, .. } if fits(regions));
-        if !self.commands.iter().any(is_list) || !self.line.queue.copies_lists() {
+        let pieces = |command: &Command| match command {
+            Command::Copy { regions, is_bindable: true, is_local, .. } => pieces_of(regions, *is_local),
+            _ => None,
+        };
+        if !self.commands.iter().any(|command| pieces(command).is_some()) || !self.line.queue.copies_lists() {
             return None;
         }
         // Without a buffer for tables the lists are copied as they are.
         let table = self.line.staging.try_take(&self.line.queue, &self.device.counters)?;
         let address = table.memory().address()?;
         let (mut used, mut lists) = (0, 0);
-        for command in self.commands.iter_mut().filter(|command| is_list(command)) {
+        for command in &mut self.commands {
+            let Some((count, unit)) = pieces(command) else { continue };
             let Command::Copy { src, dst, regions, .. } = command else { continue };
-            let end = used + regions.len() * ENTRY;
+            let end = used + count * ENTRY;
             if lists == LISTS || end > CAPACITY {
                 break;
             }
-            for (index, entry) in entries(regions).enumerate() {
+            for (index, entry) in entries(regions, unit).enumerate() {
                 // SAFETY: the table's end is within the buffer, which no one uses, and whose address is that of whole pages.
                 unsafe { address.add(used).cast::<[u32; 4]>().add(index).write(entry) };
             }
             let (src, dst) = (*src, *dst);
-            let count = regions.len() as u32 - u32::from(mutant!("wgpu/list-is-whole"));
+            let count = count as u32 - u32::from(mutant!("wgpu/list-is-whole"));
             let table = (table.memory().buffer(), used as u64);
-            *command = Command::CopyList(List { src, dst, table, count });
+            *command = Command::CopyList(List { unit, src, dst, table, count });
             (used, lists) = (end.next_multiple_of(ALIGNMENT), lists + 1);
         }
         Some(table)

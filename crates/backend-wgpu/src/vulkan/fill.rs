@@ -36,7 +36,7 @@ pub(super) fn fill(dst: BufferHandle, offset: u64, bytes: u64, pattern: Pattern)
             let part = done.min(bytes - done);
             commands.push(Command::Barrier);
             let regions = [region(offset, offset + done, part)].into_iter().collect();
-            commands.push(Command::Copy { src: dst, dst, regions, is_bindable: false });
+            commands.push(Command::Copy { src: dst, dst, regions, is_bindable: false, is_local: false });
             done += part;
         }
     }

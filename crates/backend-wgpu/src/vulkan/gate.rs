@@ -157,6 +157,8 @@ unsafe extern "system" fn submit_locked(
     let (mut after, signal) = staged.unwrap_or_default();
     // Also of another backend, whose queues the one that staged does not know.
     after.extend(unseen(&shown));
+    #[cfg(test)]
+    super::faults::note_waits(&after);
     if after.is_empty() && signal.is_none() {
         // SAFETY: the caller's promises are those of the driver's function.
         return unsafe { (gate.submit)(queue, count, infos, fence) };

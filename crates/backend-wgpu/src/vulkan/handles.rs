@@ -169,10 +169,7 @@ impl Submissions {
             self.check_usable().and_then(|()| self.submit_nothing(&mut state, point, &after))
         };
         match outcome {
-            Ok(()) => {
-                state.saw(&after);
-                self.submitted.store(point, Ordering::Release);
-            }
+            Ok(()) => self.submitted.store(point, Ordering::Release),
             Err(error) => self.lose(error),
         }
         *self.vulkan.wgpu_thread.lock() = None;

@@ -50,6 +50,8 @@ pub(crate) struct Memory {
     part: Option<Allocation>,
     address: Option<NonNull<u8>>,
     is_exported: bool,
+    /// Whether it is a GPU's own.
+    is_local: bool,
     /// What the buffer and its memory belong to, if they are of a framework.
     pub(super) adopted: Option<wgpu::Buffer>,
     /// Dropped once it is freed.
@@ -117,6 +119,7 @@ impl Memory {
             part: None,
             address: None,
             is_exported,
+            is_local: kind == MemoryKind::Device && (!vulkan.is_host || cfg!(test)),
             adopted: None,
             counted: None,
         };
@@ -183,6 +186,7 @@ impl Memory {
             part: None,
             address: None,
             is_exported: false,
+            is_local: false,
             adopted: Some(buffer.clone()),
             counted: None,
         })
@@ -201,6 +205,11 @@ impl Memory {
     /// Whether a shader can copy pieces of it.
     pub(crate) fn is_bindable(&self) -> bool {
         self.adopted.is_none() && self.size <= self.vulkan.largest_bound
+    }
+
+    /// Whether it is a GPU's own, which shaders copy faster than copy commands. In unit tests also where the processor plays the GPU.
+    pub(crate) fn is_local(&self) -> bool {
+        self.is_local && !transload_core::mutant!("wgpu/long-by-shader")
     }
 
     pub(crate) fn buffer(&self) -> vk::Buffer {

@@ -1,4 +1,5 @@
-//! Lists of short pieces by a shader: a copy command takes a GPU some 3 µs for each piece, however short.
+//! Copies by a shader: lists of short pieces, for each of which a copy command takes a GPU some 3 µs, however short; and long copies within a GPU's
+//! memory, which copy commands make at 0.29 TB/s on an H200.
 
 use std::{slice, sync::Arc};
 
@@ -14,6 +15,8 @@ pub(crate) const ENTRY: usize = 16;
 pub(crate) const ALIGNMENT: usize = 256;
 /// Most bytes of a piece, which one workgroup copies. Not measured: one command copies so many in some 3 µs.
 pub(super) const LONGEST: u64 = 64 << 10;
+/// The fewest bytes of a copy within a GPU's memory that is cut into such pieces. Not measured: copy commands take an H200 14 µs for so many.
+const LONG: u64 = 4 << 20;
 /// The fewest pieces of a list. Not measured: as many copy commands take an H200 about as long as a short submission.
 const FEWEST: usize = 8;
 /// Most pieces of one list.
@@ -30,9 +33,26 @@ pub(super) fn runs_pieces(limits: &vk::PhysicalDeviceLimits) -> bool {
     limits.max_compute_work_group_invocations.min(width) >= THREADS
 }
 
+/// What a piece's offsets and length are counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Word,
+    FourWords,
+}
+
+impl Unit {
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Word => 4,
+            Self::FourWords => 16,
+        }
+    }
+}
+
 /// A list of pieces in a table.
 #[derive(Clone, Copy)]
 pub(crate) struct List {
+    pub(crate) unit: Unit,
     pub(crate) src: vk::Buffer,
     pub(crate) dst: vk::Buffer,
     /// The buffer of the table, and the first byte in it.
@@ -40,20 +60,39 @@ pub(crate) struct List {
     pub(crate) count: u32,
 }
 
-/// Returns whether the shader is to copy these pieces.
-pub(crate) fn fits(regions: &[Region]) -> bool {
-    let fits = |region: &Region| {
-        let Region { src_offset, dst_offset, size } = *region;
-        size <= LONGEST && [src_offset, dst_offset, size].iter().all(|number| number.is_multiple_of(4))
+/// Returns of how many pieces the shader is to copy these regions, and in what unit; `None` if copy commands are to. `is_local`: both sides are a
+/// GPU's own memory.
+pub(crate) fn pieces_of(regions: &[Region], is_local: bool) -> Option<(usize, Unit)> {
+    let is_of = |unit: Unit| {
+        let is_multiple = |number: u64| number.is_multiple_of(unit.bytes());
+        regions.iter().all(|region| {
+            let Region { src_offset, dst_offset, size } = *region;
+            is_multiple(src_offset) && is_multiple(dst_offset) && is_multiple(size)
+        })
     };
-    (FEWEST..=MOST_PIECES).contains(&regions.len()) && regions.iter().all(fits)
+    let is_list = regions.len() >= FEWEST && regions.iter().all(|region| region.size <= LONGEST);
+    let is_long =
+        || is_local && regions.iter().map(|region| region.size).fold(0, u64::saturating_add) >= LONG;
+    if regions.len() > MOST_PIECES || !(is_list || is_long()) {
+        return None;
+    }
+    let unit = [Unit::FourWords, Unit::Word].into_iter().find(|unit| is_of(*unit))?;
+    let count = regions.iter().map(|region| region.size.div_ceil(LONGEST)).fold(0, u64::saturating_add);
+    let count = usize::try_from(count).ok().filter(|count| *count <= MOST_PIECES)?;
+    Some((count, unit))
 }
 
-/// Returns the entries of a table, in words of 32 bits, for [pieces that fit](fits) of buffers that are [bindable](super::Memory::is_bindable).
-pub(crate) fn entries(regions: &[Region]) -> impl Iterator<Item = [u32; 4]> {
+/// Returns the entries of a table for [these pieces](pieces_of) of buffers that are [bindable](super::Memory::is_bindable).
+pub(crate) fn entries(regions: &[Region], unit: Unit) -> impl Iterator<Item = [u32; 4]> {
     // Offsets are below 16 GiB.
-    let word = |bytes: u64| (bytes / 4) as u32;
-    regions.iter().map(move |region| [word(region.src_offset), word(region.dst_offset), word(region.size), 0])
+    let units = move |bytes: u64| (bytes / unit.bytes()) as u32;
+    regions.iter().flat_map(move |region| {
+        (0..region.size.div_ceil(LONGEST)).map(move |piece| {
+            let at = piece * LONGEST;
+            let bytes = (region.size - at).min(LONGEST);
+            [units(region.src_offset + at), units(region.dst_offset + at), units(bytes), 0]
+        })
+    })
 }
 
 /// The shader with what it is bound by.
@@ -61,7 +100,8 @@ pub(super) struct PieceShader {
     vulkan: Arc<Vulkan>,
     set: vk::DescriptorSetLayout,
     layout: vk::PipelineLayout,
-    pipeline: vk::Pipeline,
+    /// For words, and for four at a time.
+    pipelines: [vk::Pipeline; 2],
 }
 
 impl PieceShader {
@@ -75,7 +115,7 @@ impl PieceShader {
             vulkan: Arc::clone(vulkan),
             set: vk::DescriptorSetLayout::null(),
             layout: vk::PipelineLayout::null(),
-            pipeline: vk::Pipeline::null(),
+            pipelines: [vk::Pipeline::null(); 2],
         };
         let binding = |binding| {
             vk::DescriptorSetLayoutBinding::default()
@@ -97,15 +137,23 @@ impl PieceShader {
                 raw.create_pipeline_layout(&info, None).map_err(failed("vkCreatePipelineLayout"))?;
             let info = vk::ShaderModuleCreateInfo::default().code(&code);
             let module = raw.create_shader_module(&info, None).map_err(failed("vkCreateShaderModule"))?;
-            let stage = vk::PipelineShaderStageCreateInfo::default()
-                .stage(vk::ShaderStageFlags::COMPUTE)
-                .module(module)
-                .name(c"copy");
-            let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(made.layout);
-            let pipelines = raw.create_compute_pipelines(vk::PipelineCache::null(), &[info], None);
+            let info = |name| {
+                let stage = vk::PipelineShaderStageCreateInfo::default()
+                    .stage(vk::ShaderStageFlags::COMPUTE)
+                    .module(module)
+                    .name(name);
+                vk::ComputePipelineCreateInfo::default().stage(stage).layout(made.layout)
+            };
+            let infos = [info(c"copy"), info(c"copy_wide")];
+            let pipelines = raw.create_compute_pipelines(vk::PipelineCache::null(), &infos, None);
             raw.destroy_shader_module(module, None);
-            let pipelines = pipelines.map_err(|(_, result)| failed("vkCreateComputePipelines")(result))?;
-            made.pipeline = pipelines.first().copied().unwrap_or_default();
+            let (pipelines, outcome) = match pipelines {
+                Ok(pipelines) => (pipelines, Ok(())),
+                // Some may have been made.
+                Err((pipelines, result)) => (pipelines, Err(failed("vkCreateComputePipelines")(result))),
+            };
+            made.pipelines.iter_mut().zip(pipelines).for_each(|(kept, pipeline)| *kept = pipeline);
+            outcome?;
         }
         Ok(made)
     }
@@ -175,7 +223,7 @@ impl PieceShader {
         let (raw, point) = (&self.vulkan.raw, vk::PipelineBindPoint::COMPUTE);
         // SAFETY: the caller's promise.
         unsafe {
-            raw.cmd_bind_pipeline(commands, point, self.pipeline);
+            raw.cmd_bind_pipeline(commands, point, self.pipelines[usize::from(list.unit == Unit::FourWords)]);
             raw.cmd_bind_descriptor_sets(commands, point, self.layout, 0, &[set], &[]);
             raw.cmd_dispatch(commands, list.count, 1, 1);
         }
@@ -186,7 +234,7 @@ impl Drop for PieceShader {
     fn drop(&mut self) {
         // SAFETY: its owner has waited for all submissions, or keeps it.
         unsafe {
-            self.vulkan.raw.destroy_pipeline(self.pipeline, None);
+            self.pipelines.iter().for_each(|pipeline| self.vulkan.raw.destroy_pipeline(*pipeline, None));
             self.vulkan.raw.destroy_pipeline_layout(self.layout, None);
             self.vulkan.raw.destroy_descriptor_set_layout(self.set, None);
         }

@@ -47,8 +47,8 @@ pub(crate) type Regions = SmallVec<[Region; 2]>;
 
 /// What a submission does. Commands run in any order, except at a barrier.
 pub(crate) enum Command {
-    /// Copies regions, none of which overlap. With `is_bindable` a shader may do it instead.
-    Copy { src: vk::Buffer, dst: vk::Buffer, regions: Regions, is_bindable: bool },
+    /// Copies regions, none of which overlap. With `is_bindable` a shader may do it instead, also long ones with `is_local`.
+    Copy { src: vk::Buffer, dst: vk::Buffer, regions: Regions, is_bindable: bool, is_local: bool },
     /// Copies the pieces of a list, none of which overlap, by a shader.
     CopyList(List),
     /// Fills with a word; offset and length are multiples of 4.
@@ -116,10 +116,10 @@ impl State {
     }
 
     /// Notes what a submission waits for.
-    pub(super) fn saw(&mut self, waits: &[(vk::Semaphore, u64)]) {
+    fn saw(&mut self, waits: &[(vk::Semaphore, u64)]) {
         for (semaphore, value) in waits {
             match self.seen.iter_mut().find(|(seen, _)| seen == semaphore) {
-                Some((_, until)) => *until = *value.max(until),
+                Some((_, until)) => *until = *value,
                 None => self.seen.push((*semaphore, *value)),
             }
         }

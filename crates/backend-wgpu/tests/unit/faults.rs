@@ -17,6 +17,17 @@ static FAILURES: Mutex<BTreeMap<vk::Queue, (usize, vk::Result)>> = Mutex::new(BT
 
 thread_local! {
     static COPIES: Cell<usize> = const { Cell::new(0) };
+    static WAITS: Cell<Vec<(vk::Semaphore, u64)>> = const { Cell::new(Vec::new()) };
+}
+
+/// Notes what a submission of the thread through the gate waits for there.
+pub(crate) fn note_waits(waits: &[(vk::Semaphore, u64)]) {
+    WAITS.set(waits.to_vec());
+}
+
+/// Returns what the thread's last submission through the gate waits for there.
+pub(crate) fn last_waits() -> Vec<(vk::Semaphore, u64)> {
+    WAITS.take()
 }
 
 /// Counts a copy command of this crate.
@@ -25,7 +36,6 @@ pub(crate) fn count_copy() {
 }
 
 /// Returns how many copy commands of this crate the thread has recorded.
-#[cfg(feature = "cuda")]
 pub(crate) fn copies_of_this_thread() -> usize {
     COPIES.get()
 }

@@ -1,6 +1,11 @@
 //! Which lists a shader copies.
 
-use super::{FEWEST, LONGEST, MOST_PIECES, Region, entries, fits, spirv};
+use transload_core::{Backend as _, MemoryKind, Operation, Pattern, StreamPriority, Timing, submit};
+
+use super::{
+    super::{faults, queue::WgpuQueue},
+    FEWEST, LONG, LONGEST, MOST_PIECES, Region, Unit, entries, pieces_of, spirv,
+};
 use crate::setup;
 
 fn regions(count: usize, size: u64) -> Vec<Region> {
@@ -23,6 +28,7 @@ fn wgpus_queue_has_the_shader_and_queues_that_only_copy_have_not() {
 
 #[test]
 fn short_lists_long_pieces_and_odd_bytes_are_left_to_copy_commands() {
+    let fits = |regions: &[Region]| pieces_of(regions, false).is_some();
     assert!(fits(&regions(FEWEST, 4)) && fits(&regions(FEWEST, LONGEST)));
     assert!(fits(&regions(MOST_PIECES, 4)) && !fits(&regions(MOST_PIECES + 1, 4)));
     assert!(!fits(&regions(FEWEST - 1, 4)) && !fits(&regions(FEWEST, LONGEST + 4)));
@@ -36,7 +42,51 @@ fn short_lists_long_pieces_and_odd_bytes_are_left_to_copy_commands() {
 }
 
 #[test]
+fn long_copies_within_a_gpu_are_cut_into_pieces() {
+    let of = |size, is_local| pieces_of(&regions(1, size), is_local);
+    assert_eq!(of(LONG, true), Some((64, Unit::FourWords)));
+    assert_eq!(of(LONG + 4, true), Some((65, Unit::Word)));
+    assert_eq!((of(LONG, false), of(LONG - 16, true), of(LONG + 2, true)), (None, None, None));
+    assert_eq!(of(MOST_PIECES as u64 * LONGEST + 16, true), None);
+    let pieces: Vec<_> = entries(&regions(1, LONGEST + 12), Unit::Word).collect();
+    assert_eq!(pieces, [[0, 16387, 16384, 0], [16384, 32771, 3, 0]]);
+}
+
+#[test]
+fn long_copies_within_the_device_arrive_by_the_shader_with_no_byte_beside() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let bytes = LONG as usize + 8 * LONGEST as usize;
+    let allocate = |kind| backend.allocate(state.id(), kind, bytes).unwrap();
+    let (host, src, dst, back) = (
+        allocate(MemoryKind::Pinned),
+        allocate(MemoryKind::Device),
+        allocate(MemoryKind::Device),
+        allocate(MemoryKind::Pinned),
+    );
+    let content: Vec<u8> = (0..bytes as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    host.write().unwrap().copy_from_slice(&content);
+    let queue = WgpuQueue::new(&state, &state.wgpu, StreamPriority::Normal);
+    let run = |operation: &Operation<'_>| submit(&queue, operation, Timing::Off).unwrap().wait().unwrap();
+    run(&Operation::Copy { src: &host, dst: &src });
+    for (from, to, length) in
+        [(0, 0, bytes), (32, 16, LONG as usize), (4, 12, LONG as usize + 4), (1, 2, LONG as usize + 3)]
+    {
+        run(&Operation::Fill { dst: &dst, pattern: Pattern::U8(0xEE) });
+        let copies = faults::copies_of_this_thread();
+        let (part, there) = (src.slice(from..from + length).unwrap(), dst.slice(to..to + length).unwrap());
+        run(&Operation::Copy { src: &part, dst: &there });
+        let copies = faults::copies_of_this_thread() - copies;
+        assert_eq!(copies, usize::from(from == 1), "{length} bytes from {from} to {to}");
+        run(&Operation::Copy { src: &dst, dst: &back });
+        let seen = back.read().unwrap();
+        assert!(seen[to..to + length] == content[from..from + length], "{length} bytes from {from} to {to}");
+        assert!(seen[..to].iter().chain(&seen[to + length..]).all(|byte| *byte == 0xEE), "{from} to {to}");
+    }
+}
+
+#[test]
 fn entries_are_in_words() {
-    let entries: Vec<_> = entries(&regions(2, 12)).collect();
+    let entries: Vec<_> = entries(&regions(2, 12), Unit::Word).collect();
     assert_eq!(entries, [[0, 3, 3, 0], [3, 6, 3, 0]]);
 }
