@@ -109,12 +109,12 @@ impl SharedUses {
                 None
             }
         };
-        let mut after = device.copied(claims.after());
+        let copied = device.copied(claims.after());
         let awaited = signal.as_ref().map(|signal| signal.awaited);
-        after.extend(awaited.filter(|_| !mutant!("wgpu/waits-for-cuda")));
+        let awaited = awaited.filter(|_| !mutant!("wgpu/waits-for-cuda"));
         let commands = iter::once(take).chain(commands).chain(iter::once(give)).collect();
         let mut submitted = None;
-        device.queue.submit_wgpu(commands, after, |point| {
+        device.queue.submit_wgpu(commands, (copied, awaited), |point| {
             let fence = match &mut order {
                 Some(order) => order.fence(point, signal),
                 None => Fence::new(Arc::clone(queue.timeline()), point),

@@ -17,7 +17,7 @@ use transload_core::{
 use super::{
     BufferHandle, Memory,
     fill::fill,
-    pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, entries, pieces_of},
+    pieces::{ALIGNMENT, ENTRY, LISTS, List, MOST_PIECES, Pieces, Shape, entries, shape_of},
     staging::{CAPACITY, Chunk},
     state::{DeviceState, Line},
     storage::{WgpuStorage, memory_of},
@@ -109,7 +109,7 @@ pub(crate) unsafe fn perform(
     operation: &Operation<'_>,
     (after, measured): (&[(vk::Semaphore, u64)], &[Interval]),
 ) -> Result<u64> {
-    if measured.is_empty() && after.is_empty() {
+    if measured.is_empty() && (after.is_empty() || mutant!("wgpu/store-after-others")) {
         // SAFETY: the caller's promise.
         if let Some(point) = unsafe { store(device, line, operation) }? {
             return Ok(point);
@@ -370,22 +370,36 @@ impl Packer<'_> {
     /// Has a shader copy the lists of short pieces, and what is long within a GPU. Returns the buffer in which their tables are, if there are
     /// any.
     fn leave_to_shader(&mut self) -> Option<WgpuStorage> {
-        let pieces = |command: &Command| match command {
-            Command::Copy { regions, is_bindable: true, is_local, .. } => pieces_of(regions, *is_local),
+        let shape = |command: &Command| match command {
+            Command::Copy { regions, is_bindable: true, is_local, .. } => shape_of(regions, *is_local),
             _ => None,
         };
-        if !self.commands.iter().any(|command| pieces(command).is_some()) || !self.line.queue.copies_lists() {
+        let has = |is_it: fn(Shape) -> bool| self.commands.iter().filter_map(shape).any(is_it);
+        let (has_lists, has_long) =
+            (has(|shape| matches!(shape, Shape::List(_))), has(|shape| matches!(shape, Shape::Long(_))));
+        if !(has_lists || has_long) || !self.line.queue.copies_lists() {
+            return None;
+        }
+        let mut copied = 0;
+        for command in self.commands.iter_mut().filter(|_| has_long) {
+            let Some(Shape::Long(unit)) = shape(command).filter(|_| copied < LISTS) else { continue };
+            let Command::Copy { src, dst, regions, .. } = command else { continue };
+            let (src, dst, pieces) = (*src, *dst, Pieces::Long(std::mem::take(regions)));
+            *command = Command::CopyList(List { src, dst, unit, pieces });
+            copied += 1;
+        }
+        if !has_lists {
             return None;
         }
         // Without a buffer for tables the lists are copied as they are.
         let table = self.line.staging.try_take(&self.line.queue, &self.device.counters)?;
         let address = table.memory().address()?;
-        let (mut used, mut lists) = (0, 0);
+        let mut used = 0;
         for command in &mut self.commands {
-            let Some((count, unit)) = pieces(command) else { continue };
+            let Some(Shape::List(unit)) = shape(command) else { continue };
             let Command::Copy { src, dst, regions, .. } = command else { continue };
-            let end = used + count * ENTRY;
-            if lists == LISTS || end > CAPACITY {
+            let end = used + regions.len() * ENTRY;
+            if copied == LISTS || end > CAPACITY {
                 break;
             }
             for (index, entry) in entries(regions, unit).enumerate() {
@@ -393,10 +407,10 @@ impl Packer<'_> {
                 unsafe { address.add(used).cast::<[u32; 4]>().add(index).write(entry) };
             }
             let (src, dst) = (*src, *dst);
-            let count = count as u32 - u32::from(mutant!("wgpu/list-is-whole"));
-            let table = (table.memory().buffer(), used as u64);
-            *command = Command::CopyList(List { unit, src, dst, table, count });
-            (used, lists) = (end.next_multiple_of(ALIGNMENT), lists + 1);
+            let count = regions.len() as u32 - u32::from(mutant!("wgpu/list-is-whole"));
+            let pieces = Pieces::Table((table.memory().buffer(), used as u64), count);
+            *command = Command::CopyList(List { src, dst, unit, pieces });
+            (used, copied) = (end.next_multiple_of(ALIGNMENT), copied + 1);
         }
         Some(table)
     }

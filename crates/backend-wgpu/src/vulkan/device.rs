@@ -102,7 +102,7 @@ impl ApiDevice for DeviceState {
         if !mutant!("wgpu/adopted-is-read") {
             let vulkan = &self.queue.vulkan;
             let commands = vulkan.captured(|| read(vulkan.wgpu_device(), buffer, buffer.size()))?;
-            self.queue.submit_wgpu(vec![commands], Waits::new(), drop)?;
+            self.queue.submit_wgpu(vec![commands], (Waits::new(), None), drop)?;
         }
         Ok(storage)
     }
@@ -113,11 +113,11 @@ impl ApiDevice for DeviceState {
 
     fn submit(&self, commands: Submitted, after: &[Fence], commit: Box<dyn FnOnce(u64) + '_>) -> Result<()> {
         match commands {
-            Some(commands) => self.queue.submit_wgpu(commands, self.copied(after), commit)?,
+            Some(commands) => self.queue.submit_wgpu(commands, (self.copied(after), None), commit)?,
             None if mutant!("wgpu/fence-of-queue") => commit(self.queue.enqueued()),
             // What a framework has had wgpu's queue write is a part of wgpu's next submission.
             None if self.queue.vulkan.is_shared && !mutant!("wgpu/fence-after-writes") => {
-                self.queue.submit_wgpu(Vec::new(), self.copied(after), commit)?;
+                self.queue.submit_wgpu(Vec::new(), (self.copied(after), None), commit)?;
             }
             // SAFETY: there are no commands.
             None => commit(unsafe { self.queue.submit(&[], &self.awaited_of(&self.wgpu, after)) }?),

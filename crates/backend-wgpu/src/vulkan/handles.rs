@@ -10,6 +10,7 @@ use std::{
 
 use ash::vk;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Result, catch_panic, events::report, mutant};
 use wgpu::hal;
 
@@ -121,8 +122,8 @@ impl Vulkan {
 
 impl Submissions {
     /// Submits wgpu's command buffers, after everything submitted before. Calls `commit` with their point first: wgpu calls callbacks
-    /// of its user, which may need what the caller has claimed. The device waits for `after`, whose semaphores are this device's and live
-    /// until the point is reached.
+    /// of its user, which may need what the caller has claimed. The device waits for `copied`, what copiers have submitted, and for
+    /// `signal`; the semaphores are this device's and live until the point is reached.
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock), and of a call of wgpu, before `commit`; after it [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses them, or
@@ -130,10 +131,11 @@ impl Submissions {
     pub(crate) fn submit_wgpu(
         &self,
         mut buffers: Vec<wgpu::CommandBuffer>,
-        after: Waits,
+        (copied, signal): (Waits, Option<(vk::Semaphore, u64)>),
         commit: impl FnOnce(u64),
     ) -> Result<()> {
         let queue = &self.vulkan.wgpu_queue;
+        let after: Waits = copied.iter().copied().chain(signal).collect();
         if (self.vulkan.maps_device || self.vulkan.stores()) && self.vulkan.is_locked {
             buffers.push(self.vulkan.captured(|| self.vulkan.show_to_host())?);
         }
@@ -170,7 +172,10 @@ impl Submissions {
         };
         match outcome {
             Ok(()) => self.submitted.store(point, Ordering::Release),
-            Err(error) => self.lose(error),
+            Err(error) => {
+                self.end_copies(&copied);
+                self.lose(error);
+            }
         }
         *self.vulkan.wgpu_thread.lock() = None;
         drop(state);
@@ -185,6 +190,21 @@ impl Submissions {
                 Ok(())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Waits for copies whose place in the order a submission takes that is lost: they use memory that may be freed once its point is reached. If that
+    /// fails the device stays.
+    fn end_copies(&self, copied: &[(vk::Semaphore, u64)]) {
+        if copied.is_empty() {
+            return;
+        }
+        let (semaphores, values): (SmallVec<[_; 3]>, SmallVec<[_; 3]>) = copied.iter().copied().unzip();
+        let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphores are alive, and of the timeline kind. The copies were submitted, and wait for no submission of this queue.
+        let ended = unsafe { self.vulkan.raw.wait_semaphores(&wait, u64::MAX) };
+        if !matches!(ended, Ok(()) | Err(vk::Result::ERROR_DEVICE_LOST)) {
+            self.keep_device();
         }
     }
 }

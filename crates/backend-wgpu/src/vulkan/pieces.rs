@@ -1,13 +1,16 @@
 //! Copies by a shader: lists of short pieces, for each of which a copy command takes a GPU some 3 µs, however short; and long copies within a GPU's
 //! memory, which copy commands make at 0.29 TB/s on an H200.
 
-use std::{slice, sync::Arc};
+use std::{ffi::CStr, slice, sync::Arc};
 
 use ash::vk;
 use transload_core::{Error, ErrorKind, Result};
 use wgpu::naga;
 
-use super::{Vulkan, error_of, submissions::Region};
+use super::{
+    Vulkan, error_of,
+    submissions::{Region, Regions},
+};
 
 /// Bytes of a piece in a table.
 pub(crate) const ENTRY: usize = 16;
@@ -15,7 +18,7 @@ pub(crate) const ENTRY: usize = 16;
 pub(crate) const ALIGNMENT: usize = 256;
 /// Most bytes of a piece, which one workgroup copies. Not measured: one command copies so many in some 3 µs.
 pub(super) const LONGEST: u64 = 64 << 10;
-/// The fewest bytes of a copy within a GPU's memory that is cut into such pieces. Not measured: copy commands take an H200 14 µs for so many.
+/// The fewest bytes of a region within a GPU's memory that is cut into such pieces. Not measured: copy commands take an H200 14 µs for so many.
 const LONG: u64 = 4 << 20;
 /// The fewest pieces of a list. Not measured: as many copy commands take an H200 about as long as a short submission.
 const FEWEST: usize = 8;
@@ -24,6 +27,8 @@ pub(crate) const MOST_PIECES: usize = u16::MAX as usize;
 /// Most lists of one submission.
 pub(crate) const LISTS: u32 = 16;
 const BINDINGS: u32 = 3;
+/// The shader's entry points: for lists of words, and of four words, and for long regions of them.
+const NAMES: [&CStr; 4] = [c"copy", c"copy_wide", c"copy_long", c"copy_long_wide"];
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
 
@@ -47,52 +52,59 @@ impl Unit {
             Self::FourWords => 16,
         }
     }
+
+    /// Returns a region in this unit, as the shader has it.
+    fn entry(self, region: &Region) -> [u32; 4] {
+        // Offsets are below 16 GiB.
+        let units = |bytes: u64| (bytes / self.bytes()) as u32;
+        [units(region.src_offset), units(region.dst_offset), units(region.size), 0]
+    }
 }
 
-/// A list of pieces in a table.
-#[derive(Clone, Copy)]
+/// What the shader copies from one buffer to another.
 pub(crate) struct List {
-    pub(crate) unit: Unit,
     pub(crate) src: vk::Buffer,
     pub(crate) dst: vk::Buffer,
-    /// The buffer of the table, and the first byte in it.
-    pub(crate) table: (vk::Buffer, u64),
-    pub(crate) count: u32,
+    pub(crate) unit: Unit,
+    pub(crate) pieces: Pieces,
 }
 
-/// Returns of how many pieces the shader is to copy these regions, and in what unit; `None` if copy commands are to. `is_local`: both sides are a
-/// GPU's own memory.
-pub(crate) fn pieces_of(regions: &[Region], is_local: bool) -> Option<(usize, Unit)> {
+pub(crate) enum Pieces {
+    /// In a table: its buffer, the first byte there, and their number.
+    Table((vk::Buffer, u64), u32),
+    /// Each is cut.
+    Long(Regions),
+}
+
+/// How the shader copies regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// A workgroup each, by a table.
+    List(Unit),
+    /// Cut into pieces.
+    Long(Unit),
+}
+
+/// Returns how the shader is to copy these regions; `None` if copy commands are to. `is_local`: both sides are a GPU's own memory.
+pub(crate) fn shape_of(regions: &[Region], is_local: bool) -> Option<Shape> {
     let is_of = |unit: Unit| {
-        let is_multiple = |number: u64| number.is_multiple_of(unit.bytes());
         regions.iter().all(|region| {
             let Region { src_offset, dst_offset, size } = *region;
-            is_multiple(src_offset) && is_multiple(dst_offset) && is_multiple(size)
+            [src_offset, dst_offset, size].iter().all(|number| number.is_multiple_of(unit.bytes()))
         })
     };
-    let is_list = regions.len() >= FEWEST && regions.iter().all(|region| region.size <= LONGEST);
-    let is_long =
-        || is_local && regions.iter().map(|region| region.size).fold(0, u64::saturating_add) >= LONG;
-    if regions.len() > MOST_PIECES || !(is_list || is_long()) {
-        return None;
+    let unit = || [Unit::FourWords, Unit::Word].into_iter().find(|unit| is_of(*unit));
+    if (FEWEST..=MOST_PIECES).contains(&regions.len()) && regions.iter().all(|region| region.size <= LONGEST)
+    {
+        return unit().map(Shape::List);
     }
-    let unit = [Unit::FourWords, Unit::Word].into_iter().find(|unit| is_of(*unit))?;
-    let count = regions.iter().map(|region| region.size.div_ceil(LONGEST)).fold(0, u64::saturating_add);
-    let count = usize::try_from(count).ok().filter(|count| *count <= MOST_PIECES)?;
-    Some((count, unit))
+    let is_long = is_local && !regions.is_empty() && regions.iter().all(|region| region.size >= LONG);
+    if is_long { unit().map(Shape::Long) } else { None }
 }
 
-/// Returns the entries of a table for [these pieces](pieces_of) of buffers that are [bindable](super::Memory::is_bindable).
+/// Returns the entries of a table for a list of buffers that are [bindable](super::Memory::is_bindable).
 pub(crate) fn entries(regions: &[Region], unit: Unit) -> impl Iterator<Item = [u32; 4]> {
-    // Offsets are below 16 GiB.
-    let units = move |bytes: u64| (bytes / unit.bytes()) as u32;
-    regions.iter().flat_map(move |region| {
-        (0..region.size.div_ceil(LONGEST)).map(move |piece| {
-            let at = piece * LONGEST;
-            let bytes = (region.size - at).min(LONGEST);
-            [units(region.src_offset + at), units(region.dst_offset + at), units(bytes), 0]
-        })
-    })
+    regions.iter().map(move |region| unit.entry(region))
 }
 
 /// The shader with what it is bound by.
@@ -100,8 +112,8 @@ pub(super) struct PieceShader {
     vulkan: Arc<Vulkan>,
     set: vk::DescriptorSetLayout,
     layout: vk::PipelineLayout,
-    /// For words, and for four at a time.
-    pipelines: [vk::Pipeline; 2],
+    /// In the order of [`NAMES`].
+    pipelines: [vk::Pipeline; 4],
 }
 
 impl PieceShader {
@@ -115,7 +127,7 @@ impl PieceShader {
             vulkan: Arc::clone(vulkan),
             set: vk::DescriptorSetLayout::null(),
             layout: vk::PipelineLayout::null(),
-            pipelines: [vk::Pipeline::null(); 2],
+            pipelines: [vk::Pipeline::null(); NAMES.len()],
         };
         let binding = |binding| {
             vk::DescriptorSetLayoutBinding::default()
@@ -132,7 +144,12 @@ impl PieceShader {
             made.set = raw
                 .create_descriptor_set_layout(&info, None)
                 .map_err(failed("vkCreateDescriptorSetLayout"))?;
-            let info = vk::PipelineLayoutCreateInfo::default().set_layouts(slice::from_ref(&made.set));
+            let immediate = vk::PushConstantRange::default()
+                .stage_flags(vk::ShaderStageFlags::COMPUTE)
+                .size(ENTRY as u32);
+            let info = vk::PipelineLayoutCreateInfo::default()
+                .set_layouts(slice::from_ref(&made.set))
+                .push_constant_ranges(slice::from_ref(&immediate));
             made.layout =
                 raw.create_pipeline_layout(&info, None).map_err(failed("vkCreatePipelineLayout"))?;
             let info = vk::ShaderModuleCreateInfo::default().code(&code);
@@ -144,7 +161,7 @@ impl PieceShader {
                     .name(name);
                 vk::ComputePipelineCreateInfo::default().stage(stage).layout(made.layout)
             };
-            let infos = [info(c"copy"), info(c"copy_wide")];
+            let infos = NAMES.map(info);
             let pipelines = raw.create_compute_pipelines(vk::PipelineCache::null(), &infos, None);
             raw.destroy_shader_module(module, None);
             let (pipelines, outcome) = match pipelines {
@@ -193,18 +210,17 @@ impl PieceShader {
         let range = |buffer, offset, bytes| {
             [vk::DescriptorBufferInfo::default().buffer(buffer).offset(offset).range(bytes)]
         };
-        let (table, offset) = list.table;
-        let bound = [
-            range(list.src, 0, vk::WHOLE_SIZE),
-            range(table, offset, u64::from(list.count) * ENTRY as u64),
-            range(list.dst, 0, vk::WHOLE_SIZE),
-        ];
-        let writes: Vec<_> = (0..)
-            .zip(&bound)
+        let mut bound =
+            vec![(0, range(list.src, 0, vk::WHOLE_SIZE)), (2, range(list.dst, 0, vk::WHOLE_SIZE))];
+        if let Pieces::Table((table, offset), count) = list.pieces {
+            bound.push((1, range(table, offset, u64::from(count) * ENTRY as u64)));
+        }
+        let writes: Vec<_> = bound
+            .iter()
             .map(|(binding, buffer)| {
                 vk::WriteDescriptorSet::default()
                     .dst_set(set)
-                    .dst_binding(binding)
+                    .dst_binding(*binding)
                     .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
                     .buffer_info(buffer)
             })
@@ -218,14 +234,33 @@ impl PieceShader {
     ///
     /// # Safety
     /// * The command buffer is being recorded, for a queue that has shaders; the set is the list's, and stays until the commands are complete.
-    /// * The table's pieces are within the two buffers.
+    /// * The pieces are within the two buffers.
     pub(super) unsafe fn record(&self, commands: vk::CommandBuffer, set: vk::DescriptorSet, list: &List) {
         let (raw, point) = (&self.vulkan.raw, vk::PipelineBindPoint::COMPUTE);
+        let pipeline = match (&list.pieces, list.unit) {
+            (Pieces::Table(..), Unit::Word) => 0,
+            (Pieces::Table(..), Unit::FourWords) => 1,
+            (Pieces::Long(_), Unit::Word) => 2,
+            (Pieces::Long(_), Unit::FourWords) => 3,
+        };
         // SAFETY: the caller's promise.
         unsafe {
-            raw.cmd_bind_pipeline(commands, point, self.pipelines[usize::from(list.unit == Unit::FourWords)]);
+            raw.cmd_bind_pipeline(commands, point, self.pipelines[pipeline]);
             raw.cmd_bind_descriptor_sets(commands, point, self.layout, 0, &[set], &[]);
-            raw.cmd_dispatch(commands, list.count, 1, 1);
+            let regions = match &list.pieces {
+                Pieces::Table(_, count) => {
+                    raw.cmd_dispatch(commands, *count, 1, 1);
+                    return;
+                }
+                Pieces::Long(regions) => regions,
+            };
+            for region in regions {
+                let words = list.unit.entry(region).map(u32::to_ne_bytes);
+                let stage = vk::ShaderStageFlags::COMPUTE;
+                raw.cmd_push_constants(commands, self.layout, stage, 0, words.as_flattened());
+                // Buffers that are bound are below 4 GiB.
+                raw.cmd_dispatch(commands, region.size.div_ceil(LONGEST) as u32, 1, 1);
+            }
         }
     }
 }
@@ -247,8 +282,10 @@ fn spirv() -> Result<Vec<u32>> {
         Error::new(ErrorKind::Device, format!("the shader of lists cannot be made: {}", error.to_string()))
     };
     let module = naga::front::wgsl::parse_str(include_str!("pieces.wgsl")).map_err(|error| failed(&error))?;
-    let mut validator =
-        naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::empty());
+    let mut validator = naga::valid::Validator::new(
+        naga::valid::ValidationFlags::all(),
+        naga::valid::Capabilities::IMMEDIATES,
+    );
     let info = validator.validate(&module).map_err(|error| failed(&error))?;
     let options = naga::back::spv::Options { lang_version: (1, 3), ..Default::default() };
     naga::back::spv::write_vec(&module, &info, &options, None).map_err(|error| failed(&error))

@@ -56,7 +56,7 @@ unsafe impl Queue for WgpuQueue {
     }
 
     fn can_wait_for(&self, fence: &Fence) -> bool {
-        fence.timeline().id() == self.timeline.id() || self.device.awaited(fence).is_some()
+        fence.timeline().id() == self.timeline.id() || self.device.awaited(&self.line, fence).is_some()
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {

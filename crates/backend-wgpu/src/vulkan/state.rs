@@ -157,17 +157,20 @@ impl DeviceState {
         waits
     }
 
-    /// Returns what a queue waits for on the device to come after the work of another one of the device; `None` for other work.
-    pub(super) fn awaited(&self, fence: &Fence) -> Option<(vk::Semaphore, u64)> {
+    /// Returns what a queue waits for on the device to come after the work of another one of the device; `None` for other work. A copier does
+    /// not wait for wgpu's queue, whose shaders may take long: copies of other transfers come behind.
+    pub(super) fn awaited(&self, line: &Line, fence: &Fence) -> Option<(vk::Semaphore, u64)> {
         let id = fence.timeline().id();
-        self.lines().find(|line| line.queue.id == id)?.queue.awaited(fence.point())
+        let by = self.lines().find(|other| other.queue.id == id)?;
+        let may_take_long = by.index == self.wgpu.index && line.index != by.index;
+        if may_take_long { None } else { by.queue.awaited(fence.point()) }
     }
 
     /// Returns what a queue waits for on the device to come after those of the fences that are of the others and not complete.
     pub(crate) fn awaited_of<'a>(&self, line: &Line, fences: impl IntoIterator<Item = &'a Fence>) -> Waits {
         let mut waits = Waits::new();
         let of_others = |fence: &&Fence| fence.timeline().id() != line.queue.id && !fence.is_complete();
-        let open = fences.into_iter().filter(of_others).filter_map(|fence| self.awaited(fence));
+        let open = fences.into_iter().filter(of_others).filter_map(|fence| self.awaited(line, fence));
         open.filter(|_| !mutant!("wgpu/waits-on-device")).for_each(|wait| add(&mut waits, wait));
         waits
     }

@@ -393,9 +393,7 @@ impl Submissions {
     pub(super) fn lose(&self, error: Error) {
         self.lost.get_or_init(|| {
             if !self.is_idle() && !mutant!("wgpu/may-run") {
-                self.vulkan.may_run.store(true, Ordering::Release);
-                // The device stays, too.
-                std::mem::forget(Arc::clone(&self.vulkan));
+                self.keep_device();
             }
             let first = || {
                 let text = format!("{} is lost; open its backend again to use it", self.vulkan.id);
@@ -417,6 +415,12 @@ impl Submissions {
         }
         self.reached.fetch_max(u64::MAX, Ordering::AcqRel);
         self.wakers.notify();
+    }
+
+    /// Keeps the device for good, and what it may use.
+    pub(super) fn keep_device(&self) {
+        self.vulkan.may_run.store(true, Ordering::Release);
+        std::mem::forget(Arc::clone(&self.vulkan));
     }
 
     /// Waits until nothing is in flight. Returns `false` if that cannot be known. Returns in finite time, also for a lost device.

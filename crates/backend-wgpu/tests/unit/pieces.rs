@@ -4,7 +4,7 @@ use transload_core::{Backend as _, MemoryKind, Operation, Pattern, StreamPriorit
 
 use super::{
     super::{faults, queue::WgpuQueue},
-    FEWEST, LONG, LONGEST, MOST_PIECES, Region, Unit, entries, pieces_of, spirv,
+    FEWEST, LONG, LONGEST, MOST_PIECES, Region, Shape, Unit, entries, shape_of, spirv,
 };
 use crate::setup;
 
@@ -28,7 +28,7 @@ fn wgpus_queue_has_the_shader_and_queues_that_only_copy_have_not() {
 
 #[test]
 fn short_lists_long_pieces_and_odd_bytes_are_left_to_copy_commands() {
-    let fits = |regions: &[Region]| pieces_of(regions, false).is_some();
+    let fits = |regions: &[Region]| shape_of(regions, false).is_some();
     assert!(fits(&regions(FEWEST, 4)) && fits(&regions(FEWEST, LONGEST)));
     assert!(fits(&regions(MOST_PIECES, 4)) && !fits(&regions(MOST_PIECES + 1, 4)));
     assert!(!fits(&regions(FEWEST - 1, 4)) && !fits(&regions(FEWEST, LONGEST + 4)));
@@ -43,13 +43,12 @@ fn short_lists_long_pieces_and_odd_bytes_are_left_to_copy_commands() {
 
 #[test]
 fn long_copies_within_a_gpu_are_cut_into_pieces() {
-    let of = |size, is_local| pieces_of(&regions(1, size), is_local);
-    assert_eq!(of(LONG, true), Some((64, Unit::FourWords)));
-    assert_eq!(of(LONG + 4, true), Some((65, Unit::Word)));
+    let of = |size, is_local| shape_of(&regions(1, size), is_local);
+    assert_eq!(of(LONG, true), Some(Shape::Long(Unit::FourWords)));
+    assert_eq!(of(LONG + 4, true), Some(Shape::Long(Unit::Word)));
     assert_eq!((of(LONG, false), of(LONG - 16, true), of(LONG + 2, true)), (None, None, None));
-    assert_eq!(of(MOST_PIECES as u64 * LONGEST + 16, true), None);
-    let pieces: Vec<_> = entries(&regions(1, LONGEST + 12), Unit::Word).collect();
-    assert_eq!(pieces, [[0, 16387, 16384, 0], [16384, 32771, 3, 0]]);
+    assert_eq!(shape_of(&regions(FEWEST, 64), true), Some(Shape::List(Unit::FourWords)));
+    assert_eq!(shape_of(&[regions(1, LONG), regions(1, 4)].concat(), true), None);
 }
 
 #[test]

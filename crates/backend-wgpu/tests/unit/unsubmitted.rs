@@ -106,6 +106,80 @@ impl Held {
     }
 }
 
+/// Copies of other transfers would come behind the shaders.
+#[test]
+fn copier_does_not_wait_for_shaders_on_the_device() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let there = backend.allocate(state.id(), MemoryKind::Device, 1 << 20).unwrap();
+    let mut held = Held::new(&state.wgpu);
+    let shaders = backend.submit(state.id(), [], &[(&there, Access::Write)]).unwrap();
+    let queues = state.copiers.iter().map(|line| WgpuQueue::new(&state, line, StreamPriority::Normal));
+    assert!(queues.into_iter().all(|queue| !queue.can_wait_for(&shaders)));
+    assert!(held.open());
+    shaders.wait().unwrap();
+}
+
+/// The upload is short, and wgpu's queue is idle.
+#[test]
+fn host_stores_nothing_to_memory_that_another_queue_copies() {
+    const BYTES: usize = 1 << 10;
+    let Some(backend) = setup::backend() else { return };
+    let Some(state) = backend.states().into_iter().find(|state| state.queue.vulkan.stores()) else {
+        return println!("skipped: no device whose memory the host sees");
+    };
+    let filled = |byte: u8| {
+        let host = backend.allocate(state.id(), MemoryKind::Pinned, BYTES).unwrap();
+        host.write().unwrap().fill(byte);
+        host
+    };
+    let there = backend.allocate(state.id(), MemoryKind::Device, BYTES).unwrap();
+    let (old, new, back) = (filled(1), filled(2), filled(0));
+    let [wgpu, copier] =
+        [&state.wgpu, &state.copiers[0]].map(|line| WgpuQueue::new(&state, line, StreamPriority::Normal));
+    let copy =
+        |queue: &WgpuQueue, src, dst| submit(queue, &Operation::Copy { src, dst }, Timing::Off).unwrap();
+    copy(&wgpu, &old, &there).wait().unwrap();
+    let mut held = Held::new(&state.copiers[0]);
+    let down = copy(&copier, &there, &back);
+    let up = copy(&wgpu, &new, &there);
+    assert!(!down.is_complete() && !up.is_complete());
+    assert!(held.open());
+    up.wait().unwrap();
+    down.wait().unwrap();
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 1), "stored before it was read");
+}
+
+/// Its fence takes the place of the copy's, and is complete once the submission is lost.
+#[test]
+fn submission_that_is_refused_ends_after_the_copies_that_it_was_to_come_after() {
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let allocate = |kind| backend.allocate(state.id(), kind, 1 << 20).unwrap();
+    let (src, there) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+    let copier = WgpuQueue::new(&state, &state.copiers[0], StreamPriority::Normal);
+    let mut held = Held::new(&state.copiers[0]);
+    let copied = submit(&copier, &Operation::Copy { src: &src, dst: &there }, Timing::Off).unwrap();
+    let before = state.queue.enqueued();
+    faults::fail_after(state.queue.queue.raw, 0, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+    thread::scope(|scope| {
+        let queue = &state.queue;
+        scope.spawn(move || {
+            while queue.enqueued() == before {
+                thread::yield_now();
+            }
+            assert!(held.open());
+        });
+        let outcome = backend.submit(state.id(), [], &[(&there, Access::Write)]);
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DeviceLost);
+    });
+    let may_run = state.queue.vulkan.may_run.load(Ordering::Acquire);
+    // SAFETY: the semaphore is alive.
+    let value =
+        unsafe { state.queue.vulkan.raw.get_semaphore_counter_value(state.copiers[0].queue.semaphore.raw) };
+    assert!(may_run || value.is_ok_and(|value| value >= copied.point()), "the memory may be in use");
+}
+
 /// Neither a copy nor a submission of shaders blocks its thread until another queue's copy is complete.
 #[test]
 fn queues_of_a_device_wait_for_each_other_on_the_device() {
@@ -119,9 +193,7 @@ fn queues_of_a_device_wait_for_each_other_on_the_device() {
     };
     let [first, second] = &state.copiers[..] else { panic!("two queues copy beside wgpu's") };
     let mut semaphores = Vec::new();
-    for (round, (from, to)) in
-        [(first, &state.wgpu), (&state.wgpu, first), (first, second)].into_iter().enumerate()
-    {
+    for (round, (from, to)) in [(first, &state.wgpu), (first, second)].into_iter().enumerate() {
         let (src, back) = (filled(round as u8 + 1), filled(0));
         let there = backend.allocate(state.id(), MemoryKind::Device, BYTES).unwrap();
         let queues = [from, to].map(|line| WgpuQueue::new(&state, line, StreamPriority::Normal));
