@@ -6,8 +6,8 @@
 pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 
 /// Most blocks of a launch that gathers or scatters within a device's memory. A warp has about 2 GB/s: these have several times a link's
-/// rate, and occupy an eighth of the multiprocessors.
-pub(crate) const HALF_BLOCKS: u32 = 16;
+/// rate, and occupy a quarter of the multiprocessors.
+pub(crate) const HALF_BLOCKS: u32 = 32;
 
 /// Longest pieces of it, in bytes: a warp copies a piece.
 pub(crate) const HALF_PIECE: u64 = 16 << 10;

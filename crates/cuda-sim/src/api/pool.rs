@@ -258,9 +258,15 @@ driver! {
         flags.set(found.access.get(&device).copied().unwrap_or(own))
     }
 
-    /// Of mappings that the caller made, which this driver does not have.
+    /// Tells of mappings that the caller made, which this driver does not have; of other memory it says that there is no access, as driver 580 does.
     fn cuMemGetAccess(flags: Pointer<u64>, location: Pointer<[u32; 2]>, pointer: u64) {
-        let _unused = (flags, location, pointer);
+        let _unused = (location, pointer);
+        flags.set(0)
+    }
+
+    /// Of mappings that the caller made.
+    fn cuMemRetainAllocationHandle(handle: Pointer<u64>, pointer: u64) {
+        let _unused = (handle, pointer);
         Err(code::INVALID_VALUE)
     }
 

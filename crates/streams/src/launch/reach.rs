@@ -67,11 +67,24 @@ pub(crate) fn is_granted(buffer: &RawBuffer, context: &Context) -> Result<bool> 
         let code = unsafe { ffi::cuMemPoolGetAccess(&mut flags, pool, location) };
         return Ok(asked("cuMemPoolGetAccess", code)? && u64::from(flags) & READ_WRITE == READ_WRITE);
     }
-    let mut flags = 0_u64;
-    // SAFETY: the out pointer is valid, and the location as above; any address may be queried.
-    let code = unsafe { ffi::cuMemGetAccess(&mut flags, location, address) };
-    let is_refused = asked("cuMemGetAccess", code)? && flags & READ_WRITE != READ_WRITE;
-    Ok(!is_refused && context.has_peer(peer))
+    let mut mapped = 0;
+    // SAFETY: the out pointer is valid; any address may be passed, and what is no mapping of `cuMemMap` is refused.
+    let code = unsafe {
+        ffi::cuMemRetainAllocationHandle(&mut mapped, ptr::with_exposed_provenance_mut(address as usize))
+    };
+    if asked("cuMemRetainAllocationHandle", code)? {
+        // SAFETY: the handle was just retained.
+        check("cuMemRelease", unsafe { ffi::cuMemRelease(mapped) })
+            .map_err(|error| lift_in(context, error))?;
+        let mut flags = 0_u64;
+        // SAFETY: the out pointer is valid, and the location as above; the address is that of a mapping. Of other memory the call says that
+        // nobody has access.
+        let code = unsafe { ffi::cuMemGetAccess(&mut flags, location, address) };
+        if !asked("cuMemGetAccess", code)? || flags & READ_WRITE != READ_WRITE {
+            return Ok(false);
+        }
+    }
+    Ok(context.has_peer(peer))
 }
 
 fn migrates(buffer: &RawBuffer, context: &Context) -> Result<bool> {

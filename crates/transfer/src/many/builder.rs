@@ -50,7 +50,7 @@ use crate::{
 /// mapped memory, after [`exclusive`](Self::exclusive).
 ///
 /// Short pieces of pinned or mapped memory that lie there in long stretches, of an upload also with short gaps, and lists of up to 32 MiB of short pieces of pageable
-/// memory, go through scratch memory of the device: at most 99 MiB for each device and direction, as much for pageable memory, and less
+/// memory, go through scratch memory of the device: at most 195 MiB for each device and direction, as much for pageable memory, and less
 /// than as much again while lists still use buffers that were too short for later ones.
 /// [`drain`](CrossBackendTransferManager::drain) frees it. Reports say [so](transload_core::TransferReport::through_device).
 ///

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use transload_core::RawBuffer;
 
-use super::device_scratch::{CHUNK, MOST};
+use super::device_scratch::{LAUNCH, MOST};
 
 /// Returns how many bytes of scratch memory each pair takes, with the gap before it.
 pub(super) fn lengths(pairs: &[(RawBuffer, RawBuffer)], gap: usize) -> impl Iterator<Item = usize> + Clone {
@@ -24,7 +24,7 @@ pub(super) fn chunks_of(lengths: impl Iterator<Item = usize> + Clone) -> Vec<(Ra
     let (count, total) = lengths
         .clone()
         .fold((0, 0_usize), |(count, total), length| (count + 1, total.saturating_add(length)));
-    let enough = total.div_ceil(total.div_ceil(CHUNK).max(1));
+    let enough = total.div_ceil(total.div_ceil(LAUNCH).max(1));
     let mut chunks = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     // Those of 0 bytes begin no chunk.
@@ -43,8 +43,8 @@ pub(super) fn chunks_of(lengths: impl Iterator<Item = usize> + Clone) -> Vec<(Ra
 mod tests {
     #[test]
     fn no_chunk_is_empty() {
-        let lengths = [0, super::CHUNK, 0, super::CHUNK, 0, 0];
-        let expected = [(0..3, super::CHUNK), (3..6, super::CHUNK)];
+        let lengths = [0, super::LAUNCH, 0, super::LAUNCH, 0, 0];
+        let expected = [(0..3, super::LAUNCH), (3..6, super::LAUNCH)];
         assert_eq!(super::chunks_of(lengths.into_iter()), expected);
     }
 }

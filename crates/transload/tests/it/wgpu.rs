@@ -71,9 +71,17 @@ fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
         for kind in [MemoryKind::Pageable, MemoryKind::Pinned] {
             for size in [1, 4097, 262_145, 5 * MIB + 3] {
                 let content = noise(size + 64);
-                let source = filled(&rt, kind, &content);
+                // Pinned memory of another device is pageable for this one.
+                let filled = |content: &[u8]| {
+                    let by = if kind == MemoryKind::Pinned { device } else { DeviceId::Cpu };
+                    let array = rt.manager().allocate_for(by, kind, content.len()).unwrap();
+                    let array = rt.array::<u8>(array).unwrap();
+                    array.write().unwrap().copy_from_slice(content);
+                    array
+                };
+                let source = filled(&content);
                 let there = rt.alloc::<u8>(device, MemoryKind::Device, size + 64).unwrap();
-                let back = filled(&rt, kind, &vec![0xEE; size + 64]);
+                let back = filled(&vec![0xEE; size + 64]);
                 rt.copy(&back, &there).wait().unwrap();
                 let up =
                     rt.copy(&source.slice(13..13 + size).unwrap(), &there.slice(7..7 + size).unwrap()).wait();
