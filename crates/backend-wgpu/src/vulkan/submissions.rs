@@ -84,7 +84,7 @@ pub(crate) struct Submissions {
     /// The last point known to be reached; all of them after a loss.
     reached: AtomicU64,
     /// The last value that the semaphore is known to have had.
-    signalled: AtomicU64,
+    pub(super) signalled: AtomicU64,
     /// Whether wgpu submits by it, too.
     is_of_wgpu: bool,
     /// What was reached when the device was lost, and why.
@@ -464,19 +464,6 @@ impl Submissions {
     /// The loss of the device, also by another queue.
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.vulkan.lost.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-
-    /// Returns what submissions to other queues of the device wait for to come after a point; `None` before the driver has that: perhaps it is
-    /// submitted to the same queue of Vulkan, behind them.
-    pub(crate) fn awaited(&self, point: u64) -> Option<(vk::Semaphore, u64)> {
-        (point <= self.submitted.load(Ordering::Acquire)).then_some((self.semaphore.raw, point))
-    }
-
-    /// Returns the last point that the semaphore is known to have reached, for submissions to other queues to wait for, which see its writes
-    /// then. `None` before the first one, and after a loss. What the host has stored since is seen without a wait.
-    pub(crate) fn known(&self) -> Option<(vk::Semaphore, u64)> {
-        let value = self.signalled.load(Ordering::Acquire);
-        (value > 0 && self.vulkan.lost.get().is_none()).then_some((self.semaphore.raw, value))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The timeline of a device's queue.
 
-use std::{any::Any, task::Waker, time::Duration};
+use std::{any::Any, sync::atomic::Ordering, task::Waker, time::Duration};
 
+use ash::vk;
 use transload_core::{DeviceId, Error, ErrorKind, Result, Timeline, TimelineId};
 
 use super::Submissions;
@@ -58,5 +59,20 @@ unsafe impl Timeline for Submissions {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl Submissions {
+    /// Returns what submissions to other queues of the device wait for to come after a point; `None` before the driver has that: perhaps it is
+    /// submitted to the same queue of Vulkan, behind them.
+    pub(crate) fn awaited(&self, point: u64) -> Option<(vk::Semaphore, u64)> {
+        (point <= self.submitted.load(Ordering::Acquire)).then_some((self.semaphore.raw, point))
+    }
+
+    /// Returns the last point that the semaphore is known to have reached, for submissions to other queues to wait for, which see its writes
+    /// then. `None` before the first one, and after a loss. What the host has stored since is seen without a wait.
+    pub(crate) fn known(&self) -> Option<(vk::Semaphore, u64)> {
+        let value = self.signalled.load(Ordering::Acquire);
+        (value > 0 && self.vulkan.lost.get().is_none()).then_some((self.semaphore.raw, value))
     }
 }
