@@ -1,7 +1,8 @@
 //! Default costs.
 //!
-//! Source: rows `methods/` of records under docs/benchmarks, of an H200 with PCIe 5 x16, driver 580 (CUDA 13.0): pageable memory
-//! 2026-11-28-1xH200-staging.json, the others 2026-11-27-1xH200-limits-eighth.json, with 128 KiB interpolated. 4 MiB moved into unified memory is a
+//! Source: rows `methods/` of records under docs/benchmarks, of an H200 with PCIe 5 x16, driver 580 (CUDA 13.0): between pageable and device
+//! memory, and out of unified memory, 2026-11-30-1xH200-table.json, where 4 KiB of staged downloads are the mean of 256 bytes to 32 KiB; the others
+//! 2026-11-27-1xH200-limits-eighth.json, with 128 KiB interpolated. 4 MiB moved into unified memory is a
 //! mean with earlier records; between two devices 2026-11-21-2xH200-memory-and-streams.json, 128 KiB, 256 KiB and 4 MiB interpolated.
 //! Unified memory began each measurement on the other side. Costs that were not measured say so. A test of the facade compares the choices
 //! made by this table with the newest record.
@@ -20,11 +21,11 @@ const SIZES: [u64; 9] =
 type Curve = [f64; SIZES.len()];
 
 /// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: Curve = [8.8, 18.0, 20.2, 30.7, 94.9, 319.8, 1180.6, 15_109.6, 29_616.2];
-const PAGEABLE_DOWN: Curve = [10.4, 17.8, 27.2, 40.1, 121.1, 444.0, 1559.7, 12_334.0, 24_497.6];
+const PAGEABLE_UP: Curve = [8.4, 17.3, 19.8, 29.8, 94.7, 342.6, 1209.8, 14_844.1, 24_412.1];
+const PAGEABLE_DOWN: Curve = [8.6, 16.3, 23.2, 35.5, 106.7, 320.3, 1144.8, 8844.0, 17_359.5];
 /// The same by staging buffers.
-const STAGED_UP: Curve = [16.4, 15.1, 22.8, 29.0, 51.5, 131.1, 446.7, 2877.3, 5577.1];
-const STAGED_DOWN: Curve = [19.3, 19.4, 27.0, 34.5, 82.7, 207.4, 546.7, 2939.9, 5432.0];
+const STAGED_UP: Curve = [15.3, 15.2, 22.4, 28.5, 52.2, 131.5, 457.9, 3048.7, 5623.3];
+const STAGED_DOWN: Curve = [12.4, 16.3, 23.2, 33.4, 83.2, 222.3, 611.2, 3072.9, 5941.3];
 /// Between two devices that are no peers, by staging buffers.
 const STAGED_ACROSS: Curve = [16.3, 19.4, 23.5, 31.8, 81.5, 180.0, 574.2, 3195.7, 5890.3];
 /// Into unified memory that is on the host: by the driver's copy, by staging, by host threads and a prefetch.
@@ -32,9 +33,9 @@ const DIRECT_INTO_UNIFIED: Curve = [57.0, 96.5, 106.3, 125.9, 249.4, 792.9, 3533
 const STAGED_INTO_UNIFIED: Curve = [64.1, 98.7, 108.8, 129.0, 260.1, 601.6, 2232.5, 20_840.5, 41_415.6];
 const MOVED_INTO_UNIFIED: Curve = [40.3, 57.8, 70.0, 94.3, 226.3, 604.0, 1721.8, 11_805.2, 21_777.1];
 /// Out of unified memory that is on the device: likewise.
-const DIRECT_OUT_OF_UNIFIED: Curve = [15.0, 21.8, 29.2, 43.9, 112.3, 369.4, 1555.9, 11_488.5, 19_937.2];
-const STAGED_OUT_OF_UNIFIED: Curve = [20.1, 21.4, 25.4, 33.4, 68.9, 147.7, 641.6, 3154.3, 5767.6];
-const MOVED_OUT_OF_UNIFIED: Curve = [40.7, 50.8, 60.7, 80.6, 211.6, 680.0, 2165.3, 16_480.8, 32_855.0];
+const DIRECT_OUT_OF_UNIFIED: Curve = [12.7, 20.3, 25.5, 39.3, 108.9, 353.2, 1214.2, 11_017.7, 21_838.5];
+const STAGED_OUT_OF_UNIFIED: Curve = [14.0, 18.8, 23.6, 30.5, 60.5, 138.7, 481.5, 2897.2, 5625.2];
+const MOVED_OUT_OF_UNIFIED: Curve = [32.6, 48.5, 55.5, 67.4, 174.9, 600.7, 2049.9, 12_341.6, 30_004.6];
 /// Between unified memory that is on the host and device memory: the mean of both directions.
 const DIRECT_WITHIN: Curve = [55.7, 92.6, 100.1, 115.2, 163.8, 555.0, 1820.2, 10_982.3, 21_500.8];
 const MOVED_WITHIN: Curve = [26.4, 31.0, 31.9, 33.7, 63.3, 127.3, 380.3, 2752.1, 5478.9];
