@@ -100,7 +100,8 @@ impl OpenTransfers {
             TransferEnd::Abandoned => open.is_dropped = true,
             TransferEnd::Completed | TransferEnd::Failed => {
                 open.is_failed = end == TransferEnd::Failed;
-                open.complete.get_or_insert(at);
+                // A collection may have looked at the clock later.
+                open.complete = Some(open.complete.map_or(at, |seen| seen.min(at)));
             }
         }
     }
@@ -207,6 +208,20 @@ mod tests {
         open.operated(id, Some(operated));
         open.open.values_mut().for_each(|open| open.complete = Some(900));
         open.ended(|| 1000, true).pop().unwrap_or_else(|| unreachable!("it ended")).end
+    }
+
+    /// A collection looks at the fence, and at the clock a little later.
+    #[test]
+    fn transfer_that_is_seen_complete_twice_ends_when_it_was_seen_first() {
+        let (report, mut open) = (report(), OpenTransfers::default());
+        let (id, backend) = (report.id, CpuBackend::new().unwrap());
+        let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        let complete = Fence::new(Arc::clone(queue.timeline()), 0);
+        assert!(open.submitted(report, 100, Some(complete), 8));
+        assert!(open.ended(|| 900, false).is_empty());
+        open.observed(id, TransferEnd::Completed, 500);
+        let ended = open.ended(|| 1000, true).pop();
+        assert_eq!(ended.map(|ended| (ended.end, ended.seen)), Some((500, 500)));
     }
 
     #[test]
