@@ -374,45 +374,37 @@ impl Packer<'_> {
             Command::Copy { regions, is_bindable: true, is_local, .. } => shape_of(regions, *is_local),
             _ => None,
         };
-        let has = |is_it: fn(Shape) -> bool| self.commands.iter().filter_map(shape).any(is_it);
-        let (has_lists, has_long) =
-            (has(|shape| matches!(shape, Shape::List(_))), has(|shape| matches!(shape, Shape::Long(_))));
-        if !(has_lists || has_long) || !self.line.queue.copies_lists() {
+        if !self.commands.iter().any(|command| shape(command).is_some()) || !self.line.queue.copies_lists() {
             return None;
         }
-        let mut copied = 0;
-        for command in self.commands.iter_mut().filter(|_| has_long) {
-            let Some(Shape::Long(unit)) = shape(command).filter(|_| copied < LISTS) else { continue };
-            let Command::Copy { src, dst, regions, .. } = command else { continue };
-            let (src, dst, pieces) = (*src, *dst, Pieces::Long(std::mem::take(regions)));
-            *command = Command::CopyList(List { src, dst, unit, pieces });
-            copied += 1;
-        }
-        if !has_lists {
-            return None;
-        }
-        // Without a buffer for tables the lists are copied as they are.
-        let table = self.line.staging.try_take(&self.line.queue, &self.device.counters)?;
-        let address = table.memory().address()?;
-        let mut used = 0;
+        let (mut table, mut used, mut lists): (Option<WgpuStorage>, _, _) = (None, 0, 0);
         for command in &mut self.commands {
-            let Some(Shape::List(unit)) = shape(command) else { continue };
+            let Some(shape) = shape(command).filter(|_| lists < LISTS) else { continue };
             let Command::Copy { src, dst, regions, .. } = command else { continue };
-            let end = used + regions.len() * ENTRY;
-            if copied == LISTS || end > CAPACITY {
-                break;
-            }
-            for (index, entry) in entries(regions, unit).enumerate() {
-                // SAFETY: the table's end is within the buffer, which no one uses, and whose address is that of whole pages.
-                unsafe { address.add(used).cast::<[u32; 4]>().add(index).write(entry) };
-            }
+            let (unit, pieces) = match shape {
+                Shape::Long(unit) => (unit, Pieces::Long(std::mem::take(regions))),
+                Shape::List(unit) => {
+                    if table.is_none() {
+                        table = self.line.staging.try_take(&self.line.queue, &self.device.counters);
+                    }
+                    // Without a buffer for tables the lists are copied as they are.
+                    let Some(of) = &table else { continue };
+                    let (end, address) = (used + regions.len() * ENTRY, of.memory().address());
+                    let Some(address) = address.filter(|_| end <= CAPACITY) else { continue };
+                    for (index, entry) in entries(regions, unit).enumerate() {
+                        // SAFETY: the table's end is within the buffer, which no one uses, and whose address is that of whole pages.
+                        unsafe { address.add(used).cast::<[u32; 4]>().add(index).write(entry) };
+                    }
+                    let count = regions.len() as u32 - u32::from(mutant!("wgpu/list-is-whole"));
+                    let begin = std::mem::replace(&mut used, end.next_multiple_of(ALIGNMENT)) as u64;
+                    (unit, Pieces::Table((of.memory().buffer(), begin), count))
+                }
+            };
             let (src, dst) = (*src, *dst);
-            let count = regions.len() as u32 - u32::from(mutant!("wgpu/list-is-whole"));
-            let pieces = Pieces::Table((table.memory().buffer(), used as u64), count);
             *command = Command::CopyList(List { src, dst, unit, pieces });
-            (used, copied) = (end.next_multiple_of(ALIGNMENT), copied + 1);
+            lists += 1;
         }
-        Some(table)
+        table
     }
 
     /// Submits what was collected. Copies the chunk before it to its destinations.

@@ -13,15 +13,16 @@ use super::{
 use crate::api::ApiDevice;
 
 /// Most bytes that a queue which only copies takes of a copy between CUDA's memory and the device's: by wgpu's the GPU changes between both
-/// APIs, for 0.3 ms, but copies faster (H200, driver 580: 4 KiB in 32 µs by the one and 340 by the other, 256 MiB at 84 and
-/// at 240 GB/s).
+/// APIs, for 0.3 ms, but copies faster (H200, driver 580: 4 KiB in 32 µs by the one and 340 by the other, 256 MiB at 84 and, by a shader,
+/// at 428 GB/s).
 #[cfg(feature = "cuda")]
 pub(crate) const BY_COPIER: usize = 32 << 20;
 
-/// Microseconds of copies between CUDA's memory and the device's, either way, on that H200 (PCIe 5 x16, 16 processors, 2026-11-28).
+/// Microseconds of copies between CUDA's memory and the device's, either way, on that H200 (PCIe 5 x16, 16 processors, 2026-11-28;
+/// 256 MiB 2026-11-30, since when a shader copies, and 64 MiB was not measured).
 #[cfg(feature = "cuda")]
 const BETWEEN: [(u64, u64); 6] =
-    [(4 << 10, 33), (1 << 20, 49), (16 << 20, 230), (32 << 20, 410), (64 << 20, 530), (256 << 20, 1_110)];
+    [(4 << 10, 33), (1 << 20, 49), (16 << 20, 230), (32 << 20, 410), (64 << 20, 530), (256 << 20, 630)];
 /// The same by way of the host.
 #[cfg(feature = "cuda")]
 const STAGED_FROM_CUDA: [(u64, u64); 6] = [

@@ -8,8 +8,10 @@ use super::skip;
 
 /// Names the layer for the loader of Vulkan, in a child of the test.
 pub(crate) const LAYERS: &str = "VK_INSTANCE_LAYERS";
-/// Tests whose calls of Vulkan are wgpu's, or that the layer has no part in.
-const LEFT_OUT: [&str; 4] = ["--skip", "portable::", "--skip", "adapters::"];
+/// Tests whose calls of Vulkan are wgpu's, or that the layer has no part in; and one in which a thread waits for what the host then signals:
+/// the layer (1.3.239) may retire both in the wrong order, waits for itself, and reports that as "most likely a validation bug".
+const LEFT_OUT: [&str; 6] =
+    ["--skip", "portable::", "--skip", "adapters::", "--skip", "submission_that_is_refused_ends_after"];
 /// And those with CUDA on a GPU: the layer sees no signal of CUDA's, and takes what waited for it to be in use for ever.
 const WITH_CUDA: [&str; 4] = ["--skip", "cuda::", "--skip", "between::"];
 
