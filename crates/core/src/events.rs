@@ -20,6 +20,8 @@
 //! | `DEBUG` | each transfer, first uses, and errors that a caller gets anyway |
 //! | `TRACE` | each chunk |
 //!
+//! A transfer is a span, too: [`TRANSFER_SPAN`].
+//!
 //! [`report`] emits those that several crates have in common.
 
 mod deferred;
@@ -50,6 +52,11 @@ pub const THREADS: &str = "transload::threads";
 /// Target of events of a device's driver.
 pub const DRIVER: &str = "transload::driver";
 
+/// `DEBUG`, target [`TRANSFER`]: the span of a transfer, or of a list of pairs, from its submission until its end is observed or its handle is dropped,
+/// in the span in which the submitting thread is. In it are [`TRANSFER_SUBMITTED`], [`TRANSFER_COMPLETED`], [`TRANSFER_FAILED`] if it was
+/// submitted, and [`TRANSFER_ABANDONED`]. Fields `transfer`, `src`, `dst`, `bytes`, `method`, `lane`, and at its end `elapsed_ns` and `moving_ns` if they were measured.
+/// The moment at which its end is observed may be long after that end.
+pub const TRANSFER_SPAN: &str = "transfer";
 /// `DEBUG`, target [`TRANSFER`]: a method was chosen for a transfer, and it was submitted. Fields `transfer`, `src`, `dst`, `bytes`,
 /// `method`, `lane` (the device whose queue does the work), `chunks`, `predicted_ns`, `queued` (bytes before it in the copy
 /// engine's queue), `rejected` (the other methods, with reasons).

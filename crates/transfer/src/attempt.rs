@@ -160,6 +160,19 @@ impl CrossBackendTransferManager {
             report_events::declined(extras.id, path, method);
             return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
+        let has_other =
+            |options: &TransferOptions| TransferMethod::ALL.iter().any(|method| options.allows(*method));
+        if method == TransferMethod::PeerToPeer
+            && error.kind() == ErrorKind::Unsupported
+            && let ((src, dst), (options, Some(extras))) = again
+            && extras.rows.is_some()
+            && let others = options.forbid(method)
+            && has_other(&others)
+        {
+            // The peer's memory grants no access, which a list of rows needs.
+            report_events::declined(extras.id, path, method);
+            return Ok(self.attempt(src, dst, &others, Some(extras)));
+        }
         if is_the_callers(error.kind()) {
             return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
         }

@@ -54,6 +54,10 @@ pub(crate) const LARGE_CHUNK: usize = 1 << 20;
 /// 1.2 ms up and 1.6 down, as a list 1.9 and 4.2; lists of 64 KiB pieces are twice as fast as the driver.
 pub(crate) const DRIVER_ROW: usize = 16 << 10;
 
+/// Rows from one device to another from which copy engines copy them, in bytes: a kernel takes 0.88 ms for 300 of 1 MiB, engines 0.95; 0.22
+/// and 0.65 for 1,000 of 64 KiB.
+pub(crate) const ENGINE_ROW: usize = 1 << 20;
+
 /// Most copies of a path by engines that are recorded. One batch call is faster than a graph with a node for each, and takes less of the
 /// host's time: 1,000 pieces of 64 KiB in 2.1 against 4.0 ms, submitted in 0.9 against 1.8.
 pub(crate) const RECORDED_COPIES: usize = 3;

@@ -2,6 +2,7 @@
 
 use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
+use tracing::{Span, field::Empty};
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Result, Submission, Submitted,
     Transfer, TransferId, TransferMethod, TransferPath, TransferReport, catch_panic, events,
@@ -23,6 +24,8 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
 /// The completion of a transfer with an id. Others need neither it nor its allocation.
 pub(crate) struct Traced<T> {
     id: TransferId,
+    /// None of its own if it is a part.
+    span: Span,
     inner: Arc<T>,
 }
 
@@ -41,9 +44,9 @@ impl<T: CompletionWithId> Traced<T> {
         submission: Submission,
         inner: Arc<T>,
     ) -> Transfer {
-        let traced = Self { id, inner };
+        let mut traced = Self { id, span: Span::none(), inner };
         if !id.is_part() {
-            submitted(&traced.report(&submission));
+            traced.span = submitted(&traced.report(&submission));
         }
         Transfer::submitted(end, submission, Arc::new(traced))
     }
@@ -57,15 +60,16 @@ impl<T: CompletionWithId> CompletionHandler for Traced<T> {
     }
 
     fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
+        let _inside = self.span.enter();
         if outcome.is_ok() && !self.id.is_part() {
-            completed(report);
+            completed(report, &self.span);
         }
         self.inner.ended(submission, report, outcome);
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
         if !self.id.is_part() {
-            abandoned(self.id, submission.bytes);
+            self.span.in_scope(|| abandoned(self.id, submission.bytes));
         }
         self.inner.abandoned_with(Some(self.id), submission, fence);
     }
@@ -79,7 +83,21 @@ pub(crate) fn number(id: Option<TransferId>) -> Option<u64> {
     id.map(TransferId::get)
 }
 
-pub(crate) fn submitted(report: &TransferReport) {
+/// Returns the transfer's span.
+pub(crate) fn submitted(report: &TransferReport) -> Span {
+    let span = tracing::debug_span!(
+        target: events::TRANSFER,
+        events::TRANSFER_SPAN,
+        transfer = number(report.id),
+        src = %report.path.src,
+        dst = %report.path.dst,
+        bytes = report.bytes,
+        method = %report.method,
+        lane = %report.lane,
+        elapsed_ns = Empty,
+        moving_ns = Empty,
+    );
+    let inside = span.enter();
     tracing::debug!(
         name: events::TRANSFER_SUBMITTED,
         target: events::TRANSFER,
@@ -95,18 +113,23 @@ pub(crate) fn submitted(report: &TransferReport) {
         rejected = %List(&report.rejected),
         "transfer submitted"
     );
+    drop(inside);
+    span
 }
 
-pub(crate) fn completed(report: &TransferReport) {
+/// In the transfer's span, in which its times are recorded.
+pub(crate) fn completed(report: &TransferReport, span: &Span) {
     // What was noticed during the transfer.
     events::report::emit_deferred();
+    let (elapsed_ns, moving_ns) = (report.elapsed.map(nanos), report.moving.map(nanos));
+    span.record("elapsed_ns", elapsed_ns).record("moving_ns", moving_ns);
     tracing::debug!(
         name: events::TRANSFER_COMPLETED,
         target: events::TRANSFER,
         transfer = number(report.id),
         bytes = report.bytes,
-        elapsed_ns = report.elapsed.map(nanos),
-        moving_ns = report.moving.map(nanos),
+        elapsed_ns,
+        moving_ns,
         "transfer complete"
     );
 }

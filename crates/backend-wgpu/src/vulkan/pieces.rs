@@ -98,7 +98,9 @@ pub(crate) fn shape_of(regions: &[Region], is_local: bool) -> Option<Shape> {
     {
         return unit().map(Shape::List);
     }
-    let is_long = is_local && !regions.is_empty() && regions.iter().all(|region| region.size >= LONG);
+    // A dispatch has no more workgroups than a list has pieces.
+    let long = LONG..=LONGEST * MOST_PIECES as u64;
+    let is_long = is_local && !regions.is_empty() && regions.iter().all(|region| long.contains(&region.size));
     if is_long { unit().map(Shape::Long) } else { None }
 }
 

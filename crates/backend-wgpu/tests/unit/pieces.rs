@@ -49,6 +49,9 @@ fn long_copies_within_a_gpu_are_cut_into_pieces() {
     assert_eq!((of(LONG, false), of(LONG - 16, true), of(LONG + 2, true)), (None, None, None));
     assert_eq!(shape_of(&regions(FEWEST, 64), true), Some(Shape::List(Unit::FourWords)));
     assert_eq!(shape_of(&[regions(1, LONG), regions(1, 4)].concat(), true), None);
+    // Vulkan has at least 65,535 workgroups in a dispatch, and buffers of up to 4 GiB are bound.
+    let most = LONGEST * MOST_PIECES as u64;
+    assert_eq!([most, most + 4].map(|size| of(size, true).is_some()), [true, false]);
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! A process-wide `tracing` subscriber that keeps this library's events.
+//! A process-wide `tracing` subscriber that keeps this library's events and spans.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, Once, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -20,13 +20,16 @@ use tracing::{
 };
 use transload_core::events::report::emit_deferred;
 
-/// One event.
+/// One event, or span.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) name: &'static str,
     pub(crate) target: &'static str,
     #[allow(dead_code, reason = "not every test that includes this file reads levels")]
     pub(crate) level: Level,
+    /// The span in which it was.
+    #[allow(dead_code, reason = "not every test that includes this file reads spans")]
+    pub(crate) inside: Option<u64>,
     fields: BTreeMap<&'static str, String>,
 }
 
@@ -60,16 +63,35 @@ pub(crate) fn find_one<'a>(records: &'a [Record], name: &str, target: &str, fiel
     found[0]
 }
 
+/// A span, and how long it lasted.
+#[allow(dead_code, reason = "not every test that includes this file reads spans")]
+#[derive(Clone, Debug)]
+pub(crate) struct SpanRecord {
+    pub(crate) id: u64,
+    /// With the fields that were recorded later.
+    pub(crate) record: Record,
+    /// Events before its end, if it has ended.
+    pub(crate) ended_after: Option<usize>,
+}
+
+/// Returns the spans since the last call of [`record`] and its like began.
+#[allow(dead_code, reason = "not every test that includes this file reads spans")]
+pub(crate) fn spans() -> Vec<SpanRecord> {
+    locked(&SPANS).clone()
+}
+
 type Hook = Arc<dyn Fn() + Send + Sync>;
 
 thread_local! {
     static IN_HOOK: Cell<bool> = const { Cell::new(false) };
+    static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 static PANICS_AT: Mutex<Option<&'static str>> = Mutex::new(None);
 static RECORDS: Mutex<Vec<Record>> = Mutex::new(Vec::new());
+static SPANS: Mutex<Vec<SpanRecord>> = Mutex::new(Vec::new());
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Runs `body` and returns the events of all threads meanwhile.
@@ -130,6 +152,7 @@ fn recorded(enabled: bool, body: impl FnOnce()) -> Vec<Record> {
     ENABLED.store(enabled, Ordering::SeqCst);
     rebuild_interest_cache();
     locked(&RECORDS).clear();
+    locked(&SPANS).clear();
     body();
     ENABLED.store(false, Ordering::SeqCst);
     std::mem::take(&mut *locked(&RECORDS))
@@ -166,20 +189,36 @@ impl Subscriber for EventLog {
         Some(if ENABLED.load(Ordering::SeqCst) { LevelFilter::TRACE } else { LevelFilter::OFF })
     }
 
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let record = record_of(span.metadata(), |fields| span.record(fields));
+        locked(&SPANS).push(SpanRecord { id, record, ended_after: None });
+        span::Id::from_u64(id)
     }
 
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record(&self, span: &span::Id, values: &span::Record<'_>) {
+        if let Some(of) = locked(&SPANS).iter_mut().find(|of| of.id == span.into_u64()) {
+            let mut fields = Fields(std::mem::take(&mut of.record.fields));
+            values.record(&mut fields);
+            of.record.fields = fields.0;
+        }
+    }
+
+    fn try_close(&self, span: span::Id) -> bool {
+        let ended_after = locked(&RECORDS).len();
+        if let Some(of) = locked(&SPANS).iter_mut().find(|of| of.id == span.into_u64()) {
+            of.ended_after = Some(ended_after);
+        }
+        true
+    }
 
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(BTreeMap::new());
-        event.record(&mut fields);
-        let metadata = event.metadata();
-        let (name, target, level) = (metadata.name(), metadata.target(), *metadata.level());
-        locked(&RECORDS).push(Record { name, target, level, fields: fields.0 });
+        let record = record_of(event.metadata(), |fields| event.record(fields));
+        let name = record.name;
+        locked(&RECORDS).push(record);
         assert!(*locked(&PANICS_AT) != Some(name), "panic of the subscriber");
         // Its thread may hold the staging buffer that a transfer of the hook would wait for.
         if !name.starts_with("chunk_") {
@@ -187,9 +226,21 @@ impl Subscriber for EventLog {
         }
     }
 
-    fn enter(&self, _: &span::Id) {}
+    fn enter(&self, span: &span::Id) {
+        INSIDE.with_borrow_mut(|inside| inside.push(span.into_u64()));
+    }
 
-    fn exit(&self, _: &span::Id) {}
+    fn exit(&self, span: &span::Id) {
+        INSIDE.with_borrow_mut(|inside| inside.retain(|id| *id != span.into_u64()));
+    }
+}
+
+fn record_of(metadata: &'static Metadata<'static>, record: impl FnOnce(&mut Fields)) -> Record {
+    let mut fields = Fields(BTreeMap::new());
+    record(&mut fields);
+    let (name, target, level) = (metadata.name(), metadata.target(), *metadata.level());
+    let inside = INSIDE.with_borrow(|inside| inside.last().copied());
+    Record { name, target, level, inside, fields: fields.0 }
 }
 
 struct Fields(BTreeMap<&'static str, String>);

@@ -8,8 +8,9 @@ use transload_core::{
 };
 
 use super::{
-    Calibration, CalibrationOptions, CalibrationProgress, ListCalibration, MeasuredTime, MethodCurve,
-    PathCalibration, Unfinished, UnfinishedReason,
+    Calibration, CalibrationOptions, CalibrationProgress, MeasuredTime, MethodCurve, PathCalibration,
+    Unfinished, UnfinishedReason,
+    list_parts::ListPart,
     load::await_idle,
     measure_lists::{self, has_ways, shapes},
     measure_memory::shortage,
@@ -34,8 +35,6 @@ const SLOW: Duration = Duration::from_millis(5);
 /// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
 /// method finds its threads and caches as the last one left them, and is faster than one after another method.
 const CLOCKED: Duration = Duration::from_micros(2);
-/// The largest buffers of lists beside kernels, in bytes.
-const BESIDE: u64 = 64 << 20;
 /// The part of a pair's time that is left to lists: single copies are measured finely until then.
 const FOR_LISTS: f64 = 0.6;
 
@@ -127,7 +126,7 @@ fn ends(a: &DeviceInfo, b: &DeviceInfo) -> Vec<(Place, Place)> {
     offered.map(|kind| (Place::new(DeviceId::Cpu, kind), there)).collect()
 }
 
-fn paths(a: Place, b: Place) -> impl Iterator<Item = TransferPath> {
+pub(super) fn paths(a: Place, b: Place) -> impl Iterator<Item = TransferPath> {
     let back = (a != b).then(|| TransferPath::new(b, a));
     [TransferPath::new(a, b)].into_iter().chain(back)
 }
@@ -141,7 +140,8 @@ impl Run<'_> {
     fn pair(&mut self, all: &[(Place, Place)]) {
         self.deadline = self.now().saturating_add(self.options.budget);
         let devices = all.first().into_iter().flat_map(|(a, b)| [a.device, b.device]);
-        if let Err(stop) = devices.filter(|device| !device.is_cpu()).try_for_each(|it| await_idle(self, it)) {
+        let mut devices = devices.filter(|device| !device.is_cpu());
+        if let Err(stop) = devices.clone().try_for_each(|device| await_idle(self, device)) {
             let paths = all.iter().flat_map(|(a, b)| paths(*a, *b));
             return paths.for_each(|path| self.unfinished(path, false, &stop));
         }
@@ -185,10 +185,12 @@ impl Run<'_> {
                 }
             }
         }
-        // Last: pairs whose lists fail have their costs of single copies. Those beside kernels, by which most lists go, take about the same
-        // time everywhere, and wake the device; the others are measured as often as the time that is left allows.
-        self.lists_of(all, (&largest, wanted), false);
-        self.lists_of(all, (&largest, wanted), true);
+        // Last: pairs whose lists fail have their costs of single copies. They are not begun on a device that others hold by now: that spends the
+        // time.
+        let _ = devices.try_for_each(|device| await_idle(self, device));
+        for part in ListPart::ALL {
+            self.lists_of(all, (&largest, wanted), part);
+        }
     }
 
     /// Takes the curves of mapped memory for both paths of pinned memory, if the same methods may be used: to copies it is the same.
@@ -219,83 +221,7 @@ impl Run<'_> {
         true
     }
 
-    /// Measures the lists of a pair of devices on an idle device, or beside kernels, by buffers of up to `largest` bytes. With half of the memory
-    /// free they would have `wanted`.
-    fn lists_of(&mut self, all: &[(Place, Place)], (largest, wanted): (&Result<u64>, u64), exclusive: bool) {
-        let mut all = all.to_vec();
-        // Pinned memory stands for mapped memory, and is what lists are mostly of.
-        all.sort_by_key(|(a, _)| match a.kind {
-            MemoryKind::Pinned => 0,
-            MemoryKind::Mapped => 1,
-            _ => 2,
-        });
-        let singles: Vec<_> = self.calibration.paths.iter().map(|measured| measured.path).collect();
-        let is_measured = |path: &TransferPath| {
-            let is_between = path.src.device.is_cpu() != path.dst.device.is_cpu();
-            has_ways(self.manager, *path) && (exclusive || is_between) && singles.contains(path)
-        };
-        let measured_of = |(a, b): &(Place, Place)| -> Vec<_> {
-            paths(*a, *b).zip([false, true]).filter(|(path, _)| is_measured(path)).collect()
-        };
-        let mut left = all.iter().map(|ends| measured_of(ends).len() as u32).sum::<u32>();
-        for (a, b) in &all {
-            let measured = measured_of(&(*a, *b));
-            if measured.is_empty() {
-                continue;
-            }
-            let largest_of = |most| match exclusive {
-                true => measure_lists::largest(TransferPath::new(*a, *b), most),
-                false => most.min(BESIDE),
-            };
-            let both = largest.clone().and_then(|largest| self.buffers(*a, *b, largest_of(largest)));
-            // The lists that were measured with more memory say more than shorter ones.
-            let both = both.and_then(|(a, b)| shortage(&a, largest_of(wanted)).map_or(Ok((a, b)), Err));
-            for (path, turned) in measured {
-                let lists = || shapes(measure_lists::largest(path, self.options.largest)).count();
-                let done = self.done + if exclusive { lists() } else { 0 };
-                let time = self.deadline.saturating_sub(self.now()) / left.max(1);
-                left = left.saturating_sub(1);
-                let lists = match &both {
-                    _ if let Some(known) = self.of_pinned(path, exclusive) => Ok(known),
-                    Err(error) => Err(Stop::Failed(error.clone())),
-                    Ok((src, dst)) => {
-                        let (src, dst) = if turned { (dst, src) } else { (src, dst) };
-                        match exclusive {
-                            true => self.lists(path, (src, dst), time),
-                            false => self.lists_beside(path, (src, dst), (b.device, time)),
-                        }
-                    }
-                };
-                match lists {
-                    Ok(lists) => {
-                        self.calibration.lists.extend(lists);
-                        self.done = done;
-                    }
-                    // It lacks more than lists.
-                    Err(_) if self.calibration.unfinished_of(path).is_some() => {}
-                    Err(stop) => self.unfinished(path, true, &stop),
-                }
-            }
-        }
-    }
-
-    /// Returns the lists of a path of mapped memory, if those of pinned memory were measured: to copies it is the same.
-    fn of_pinned(&self, path: TransferPath, exclusive: bool) -> Option<Vec<ListCalibration>> {
-        let pinned = |place: Place| match place.kind {
-            MemoryKind::Mapped => Place::new(place.device, MemoryKind::Pinned),
-            _ => place,
-        };
-        let of = TransferPath::new(pinned(path.src), pinned(path.dst));
-        let known = self
-            .calibration
-            .lists
-            .iter()
-            .filter(|list| of != path && (list.path, list.exclusive) == (of, exclusive));
-        let known: Vec<_> = known.map(|list| ListCalibration { path, ..list.clone() }).collect();
-        (!known.is_empty()).then_some(known)
-    }
-
-    fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: &Stop) {
+    pub(super) fn unfinished(&mut self, path: TransferPath, lists_only: bool, stop: &Stop) {
         let reason = match stop {
             Stop::Budget => UnfinishedReason::Budget,
             Stop::Cancelled => UnfinishedReason::Cancelled,

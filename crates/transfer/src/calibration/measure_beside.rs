@@ -8,7 +8,7 @@ use super::{
     ListCalibration, MeasuredList,
     load::Load,
     measure::{Run, Stop},
-    measure_lists::{own_options, pairs, shapes_of},
+    measure_lists::{FEWEST_LENGTHS, own_options, pairs, shapes_of, spread},
     result::MeasuredTime,
 };
 use crate::methods::CHUNK;
@@ -18,7 +18,7 @@ const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
 const COUNTS: [usize; 3] = [8, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
-/// How often each way is measured, in turn with the others, while a quarter of the path's time is not spent, and where the first time is
+/// How often each way is measured, in turn with the others, while half of the path's time is not spent, and where the first time is
 /// [doubtful](is_doubtful). The shortest counts, since what else happens on the machine only adds.
 const TURNS: usize = 2;
 /// How many times as long as one copy of all bytes a list by copy engines takes at most, if its pieces have so many bytes at least: they wait
@@ -60,7 +60,8 @@ pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> + Clone 
 }
 
 impl Run<'_> {
-    /// Measures lists of a path beside kernels, by all ways. None if it has fewer than two, or the device has no such kernel.
+    /// Measures lists of a path beside kernels, by all ways, within about `time`: after the fewest lengths, at as many as there is time for. None if it
+    /// has fewer than two ways, or the device has no such kernel.
     pub(super) fn lists_beside(
         &mut self,
         path: TransferPath,
@@ -98,49 +99,85 @@ impl Run<'_> {
         let ways = ListWay::ALL.into_iter().filter(|way| *way != ListWay::OneByOne);
         let list = |way| ListCalibration { path, way, exclusive: false, times: Vec::new() };
         let mut found: Vec<_> = ways.map(list).collect();
-        let begun = self.now();
-        for (count, length) in shapes(most) {
-            self.tell(path, (count * length) as u64);
-            let pairs = pairs((src, dst), (count, length))?;
-            let single =
-                (length >= LONG_PIECE).then(|| self.single_copy(path, (count * length) as u64)).flatten();
-            for turn in 0..TURNS {
-                // The lists on an idle device come later, and need time too.
-                let spent = self.now().saturating_sub(begun);
-                let is_doubtful = spent <= time / 2 && found.iter().any(|list| is_doubtful(list, single));
-                if turn > 0 && spent > time / 4 && !is_doubtful {
+        let (begun, shapes) = (self.now(), shapes(most).collect::<Vec<_>>());
+        let of_lengths: Vec<_> = shapes.chunk_by(|(_, a), (_, b)| a == b).collect();
+        for (index, of_length) in spread(&of_lengths).into_iter().enumerate() {
+            let is_enough = index >= FEWEST_LENGTHS;
+            if is_enough && self.now().saturating_sub(begun) >= time {
+                break;
+            }
+            let before = found.clone();
+            let measured = of_length.iter().try_for_each(|shape| {
+                if found.len() < 2 {
+                    return Ok(());
+                }
+                self.list_beside((src, dst), *shape, (load, kernel), (begun, time), &mut found)
+            });
+            match measured {
+                // The path is finished, if less fine.
+                Err(Stop::Budget) if is_enough => {
+                    found = before;
                     break;
                 }
-                let mut unsupported = Vec::new();
-                for list in &mut found {
-                    match self.turn(load, (&pairs, list.way), kernel) {
-                        Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
-                            unsupported.push(list.way);
-                        }
-                        // All ways were measured; if lists are left, they end the path.
-                        Err(Stop::Budget) if turn > 0 => break,
-                        taken => {
-                            let time = taken?.result(length as u64, kernel);
-                            match list.times.last_mut().filter(|_| turn > 0) {
-                                Some(first) if first.time.median <= time.median => {}
-                                Some(first) => first.time = time,
-                                None => list.times.push(MeasuredList { pieces: count as u64, time }),
-                            }
-                        }
-                    }
-                }
-                if !unsupported.is_empty() && self.check().is_ok() {
-                    // The bytes of a list that failed cannot be read before they are written again.
-                    self.manager.copy(src, dst).options(own_options()).wait()?;
-                }
-                found.retain(|list| !unsupported.contains(&list.way));
-                if found.len() < 2 {
-                    return Ok(Vec::new());
-                }
+                measured => measured?,
+            }
+            if found.len() < 2 {
+                return Ok(Vec::new());
             }
         }
         found.retain(|list| !list.times.is_empty());
+        found.iter_mut().for_each(|list| list.times.sort_by_key(|list| (list.time.bytes, list.pieces)));
         Ok(found)
+    }
+
+    /// Measures a list by each way in turn, for a path whose lists were begun then and have so much time. Removes those that cannot be used.
+    fn list_beside(
+        &mut self,
+        (src, dst): (&RawBuffer, &RawBuffer),
+        (count, length): (usize, usize),
+        (load, kernel): (&mut Load, Duration),
+        (begun, time): (Duration, Duration),
+        found: &mut Vec<ListCalibration>,
+    ) -> Result<(), Stop> {
+        let path = TransferPath::new(src.place(), dst.place());
+        self.tell(path, (count * length) as u64);
+        let pairs = pairs((src, dst), (count, length))?;
+        let single =
+            (length >= LONG_PIECE).then(|| self.single_copy(path, (count * length) as u64)).flatten();
+        for turn in 0..TURNS {
+            let spent = self.now().saturating_sub(begun);
+            let is_doubtful = spent <= time && found.iter().any(|list| is_doubtful(list, single));
+            if turn > 0 && spent > time / 2 && !is_doubtful {
+                break;
+            }
+            let mut unsupported = Vec::new();
+            for list in &mut *found {
+                match self.turn(load, (&pairs, list.way), kernel) {
+                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
+                        unsupported.push(list.way);
+                    }
+                    // All ways were measured; if lists are left, they end the path.
+                    Err(Stop::Budget) if turn > 0 => break,
+                    taken => {
+                        let time = taken?.result(length as u64, kernel);
+                        match list.times.last_mut().filter(|_| turn > 0) {
+                            Some(first) if first.time.median <= time.median => {}
+                            Some(first) => first.time = time,
+                            None => list.times.push(MeasuredList { pieces: count as u64, time }),
+                        }
+                    }
+                }
+            }
+            if !unsupported.is_empty() && self.check().is_ok() {
+                // The bytes of a list that failed cannot be read before they are written again.
+                self.manager.copy(src, dst).options(own_options()).wait()?;
+            }
+            found.retain(|list| !unsupported.contains(&list.way));
+            if found.len() < 2 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the shortest time of the smallest measured copy of at least so many bytes.

@@ -6,6 +6,7 @@ use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Result, Timing, 
 
 use super::{
     ListCalibration, MeasuredList,
+    list_parts::ListPart,
     measure::{QUICK, Run, Stop},
     sample::{Sample, are_enough, contenders, is_far_ahead},
 };
@@ -21,7 +22,7 @@ pub(crate) const MOST_SINGLES: usize = 16;
 /// do so only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines.
 const LARGEST: u64 = 16 << 20;
 /// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
-const FEWEST_LENGTHS: usize = 2;
+pub(super) const FEWEST_LENGTHS: usize = 2;
 /// The part of a pair's time that one way and list may use at most.
 const SHARE: u32 = 3000;
 
@@ -59,6 +60,18 @@ pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> + Clone 
     shapes_of(most, &LENGTHS, &COUNTS, 4)
 }
 
+/// Returns those of a part, by length, in the order in which they are measured: from both ends to the middles.
+pub(super) fn of_part(most: u64, part: ListPart) -> Vec<Vec<(usize, usize)>> {
+    let shapes: Vec<_> = shapes(most).collect();
+    let lengths: Vec<_> = shapes.chunk_by(|(_, a), (_, b)| a == b).collect();
+    let spread = spread(&lengths).into_iter().map(<[_]>::to_vec);
+    match part {
+        ListPart::Fewest => spread.take(FEWEST_LENGTHS).collect(),
+        ListPart::Further => spread.skip(FEWEST_LENGTHS).collect(),
+        ListPart::Beside => Vec::new(),
+    }
+}
+
 /// Returns the lists of at most so many bytes, of these lengths and numbers of pieces, for each length `fewest` numbers at least.
 pub(super) fn shapes_of(
     most: u64,
@@ -76,7 +89,7 @@ pub(super) fn shapes_of(
 }
 
 /// Returns the first and the last, then those in the middle between two that were returned.
-fn spread<T: Copy>(all: &[T]) -> Vec<T> {
+pub(super) fn spread<T: Copy>(all: &[T]) -> Vec<T> {
     let last = all.len().saturating_sub(1);
     let mut order: Vec<_> = [0, last].into_iter().take(all.len()).collect();
     let mut gaps = VecDeque::from([(0, last)]);
@@ -115,28 +128,31 @@ fn scattered(count: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Run<'_> {
-    /// Measures the lists of a path, by all ways in turn, within about `time`: at as many lengths as there is time for, from both ends to
-    /// the middles. None if it has fewer than two ways.
+    /// Measures a part of the lists of a path, by all ways in turn, within about `time`: after the fewest, at as many lengths as there is time
+    /// for. Returns those of the parts before, too. None if it has fewer than two ways.
     pub(super) fn lists(
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
-        time: Duration,
+        (part, time): (ListPart, Duration),
     ) -> Result<Vec<ListCalibration>, Stop> {
         let end = self.now().saturating_add(time).min(self.deadline);
-        let shapes: Vec<_> = shapes(src.len() as u64).collect();
-        let of_lengths: Vec<_> = shapes.chunk_by(|(_, a), (_, b)| a == b).collect();
-        let mut left = shapes.len();
+        let of_lengths = of_part(src.len() as u64, part);
+        let mut left = of_lengths.iter().map(Vec::len).sum();
         let list = |way| ListCalibration { path, way, exclusive: true, times: Vec::new() };
-        let mut found = ListWay::ALL.map(list).to_vec();
-        for (index, of_length) in spread(&of_lengths).into_iter().enumerate() {
-            let is_enough =
-                index >= FEWEST_LENGTHS && !transload_core::mutant!("transfer/lists-of-all-lengths");
+        let mut found = match part {
+            ListPart::Further => self.lists_begun(path),
+            _ => ListWay::ALL.map(list).to_vec(),
+        };
+        let is_enough =
+            part == ListPart::Further && !transload_core::mutant!("transfer/lists-of-all-lengths");
+        for of_length in of_lengths {
             if is_enough && self.now() >= end {
                 break;
             }
             let before = found.clone();
-            match self.of_length((src, dst), of_length, (end, left), &mut found) {
+            match self.of_length((src, dst), &of_length, (end, left), &mut found) {
+                // The path is finished, if less fine.
                 Err(Stop::Budget) if is_enough => {
                     found = before;
                     break;

@@ -1,6 +1,7 @@
 //! Calibration: what each method takes on each path of this machine, measured by copies of the manager itself.
 
 mod crossing;
+mod list_parts;
 mod lists;
 mod load;
 mod measure;

@@ -36,7 +36,7 @@ pub struct Calibration {
     /// copies that they are chosen by fits [`CalibrationOptions::largest`](super::CalibrationOptions::largest).
     pub staging: Vec<StagingCalibration>,
     /// The paths that were not finished. They keep the costs that they had, unless they are in [`paths`](Self::paths) too, with the sizes for which
-    /// memory was free.
+    /// memory was free, or in [`lists`](Self::lists), of which some could not be measured.
     pub unfinished: Vec<Unfinished>,
     /// Time of the calibration.
     #[cfg_attr(feature = "serde", serde(rename = "elapsed_seconds", with = "transload_core::serde_seconds"))]

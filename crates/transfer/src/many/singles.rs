@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracing::Span;
 use transload_core::{
     DeviceId, Error, Fence, Result, Timeline, TimelineId, Transfer, TransferEvent, TransferId,
     TransferReport, TransferState, next_timeline_id,
@@ -31,6 +32,8 @@ pub(super) struct Singles {
     ends: BTreeMap<TimelineId, Fence>,
     /// Pairs whose ends are not known.
     running: usize,
+    /// None before the submission is reported.
+    span: Span,
     /// Whether any pair was submitted.
     is_any: bool,
     is_submitted: bool,
@@ -45,6 +48,7 @@ impl Singles {
             report: None,
             ends: BTreeMap::new(),
             running: 0,
+            span: Span::none(),
             is_any: false,
             is_submitted: false,
             failed: None,
@@ -89,7 +93,7 @@ impl Singles {
         self.is_submitted = true;
         report.submitting = Some(self.begun.elapsed());
         if self.is_any {
-            report_events::submitted(report);
+            self.span = report_events::submitted(report);
         }
         if self.is_any && is_observed(report.id) {
             let fences: Vec<_> = std::mem::take(&mut self.ends).into_values().collect();
@@ -115,9 +119,12 @@ impl Singles {
         }
         let Some(mut report) = self.report.take() else { return };
         report.elapsed = Some(self.begun.elapsed());
+        // The span ends here.
+        let span = std::mem::replace(&mut self.span, Span::none());
+        let _inside = span.enter();
         match &self.failed {
             None => {
-                report_events::completed(&report);
+                report_events::completed(&report, &span);
                 context.ended(&report, Ok(()));
             }
             Some(error) => Self::tell_failed(&report, error, context),
@@ -134,6 +141,7 @@ impl Singles {
     pub(super) fn abandoned(&mut self, context: &ManagerContext) {
         self.submitted(context);
         let Some(report) = self.report.take() else { return };
+        let _inside = std::mem::replace(&mut self.span, Span::none()).entered();
         if let Some(error) = &self.failed {
             return Self::tell_failed(&report, error, context);
         }

@@ -12,7 +12,7 @@ use super::{
     Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest,
     device_scratch::has_kernel, peer_check,
 };
-use crate::{attempt::NotSubmitted, report_events};
+use crate::{attempt::NotSubmitted, built_in::ENGINE_ROW, report_events};
 
 /// Most transfers in a row that skip a pair whose verification failed temporarily.
 const MAX_SKIPS: u32 = 1023;
@@ -132,8 +132,9 @@ impl Method for PeerToPeer {
     /// One operation for any size: chunks would only lower the rate. By a copy engine, also if it is urgent: what engines between peers have to do is not counted.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         if let Some(rows) = request.rows() {
-            // A copy engine takes microseconds for each.
-            let request = TransferRequest { by_kernel: route.has_kernel, ..*request };
+            // A kernel waits for those that run, but a copy engine takes microseconds for each row.
+            let request =
+                TransferRequest { by_kernel: route.has_kernel && rows.width() < ENGINE_ROW, ..*request };
             return self.submit_many(route, &request, &rows.pairs(request.src, request.dst)?);
         }
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Memory)?;

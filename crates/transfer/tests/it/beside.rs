@@ -50,6 +50,28 @@ fn device_that_is_held_is_not_measured() {
     });
 }
 
+#[test]
+fn lists_are_not_begun_on_a_device_that_is_held_by_then() {
+    within("lists on a device that is held", || {
+        let (manager, backend) = with(Mock::default());
+        let gate = Gate::new();
+        let [near, far] = [(DeviceId::Cpu, MemoryKind::Pageable), (MOCK, MemoryKind::Device)]
+            .map(|(device, kind)| Place::new(device, kind));
+        let (down, holding, until) = (TransferPath::new(far, near), Arc::clone(&backend), gate.fence());
+        // The last single copies of the host.
+        let found = manager.calibrate(&options(move |at| {
+            if at.path == down && at.bytes == 1 << 20 {
+                holding.occupy_until(until.clone());
+            }
+            ControlFlow::Continue(())
+        }));
+        let found = found.unwrap();
+        let with_lists = found.unfinished.iter().filter(|unfinished| unfinished.lists_only);
+        assert_eq!((with_lists.count(), found.lists.len()), (6, 0), "{:?}", found.unfinished);
+        assert!(is_at_rest(&manager));
+    });
+}
+
 /// Kernels that have ended, of a millisecond each.
 struct Ended(TimelineId);
 
@@ -98,13 +120,15 @@ fn list_that_does_not_end_ends_with_the_budget() {
             .map(|(device, kind)| Place::new(device, kind));
         let (down, closing, until) = (TransferPath::new(far, near), Arc::clone(&backend), gate.fence());
         let seen = Mutex::new(Vec::new());
-        // Lists come after the single copies of all paths.
+        // Lists come after the single copies of all paths, those beside kernels after the first of an idle device.
         let found = manager.calibrate(&options(move |at| {
             let mut seen = seen.lock().unwrap();
-            if at.path == down && seen.contains(&down) && seen.last() != Some(&down) {
-                closing.close_downloads(until.clone());
+            if seen.last() != Some(&at.path) {
+                seen.push(at.path);
+                if seen.iter().filter(|path| **path == down).count() == 3 {
+                    closing.close_downloads(until.clone());
+                }
             }
-            seen.push(at.path);
             ControlFlow::Continue(())
         }));
         let found = found.unwrap();

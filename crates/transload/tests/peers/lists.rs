@@ -246,6 +246,21 @@ fn list_of_memory_that_grants_no_access_is_copied_pair_by_pair() {
     let report = setup.manager.copy_many(&pairs).way(ListWay::CopyEngine).wait().unwrap();
     assert_eq!(report.groups[0].method, TransferMethod::HostStaged, "{report:#}");
     assert!(setup.content(&dst) == expected(&content));
+    // So are rows, unless that is forbidden.
+    put();
+    let rows = StridedLayout::new(1000).repeat(9, 2000);
+    let copy = || setup.manager.copy_strided((&src, &rows), (&dst, &rows)).unwrap();
+    let error = copy().method(TransferMethod::PeerToPeer).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(copy().wait().unwrap().method, TransferMethod::HostStaged);
+    let copied = setup.content(&dst);
+    for at in 0..9 {
+        let row = at * 2000..at * 2000 + 1000;
+        assert!(
+            copied[row.clone()] == content[row.clone()] && copied[row.end..][..8] == poison[..8],
+            "row {at}"
+        );
+    }
     drop((pairs, src, dst));
     ours.drain().unwrap();
     drop(owner);

@@ -1,6 +1,14 @@
 //! Lists on planted machines, by virtual time: a calibration leads to the faster of copy engines and copy kernel.
 
-use std::{thread, time::Duration};
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use transload::{
     CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, RawBuffer, TransferMethod,
@@ -187,6 +195,78 @@ fn unmeasured(
     manager.register_backend(CudaBackend::open(&config.with_devices([sim.ordinal()])).unwrap()).unwrap();
     let options = CalibrationOptions::new().budget(Duration::from_secs(60)).kernel(Duration::from_micros(5));
     (manager, options.clock(move || sim.now()))
+}
+
+/// Else the last ones would keep what was known of another machine, where the first took long.
+#[test]
+fn lists_of_every_path_are_measured_before_any_is_measured_further() {
+    transload_cuda_sim::install().unwrap();
+    let mut partly = 0;
+    for step in 0..5 {
+        let sim = SimDevice::builder().total_memory(1 << 30).build();
+        let (manager, options) = unmeasured(sim, CudaBackendConfig::default());
+        let budget = Duration::from_millis(20).mul_f64(1.5_f64.powi(step));
+        let found = manager.calibrate(&options.largest(4 << 20).budget(budget)).unwrap();
+        let of = |path, exclusive| -> Vec<_> {
+            found.lists.iter().filter(|list| (list.path, list.exclusive) == (path, exclusive)).collect()
+        };
+        let lengths = |path| {
+            let mut lengths: Vec<_> =
+                of(path, true).iter().flat_map(|list| &list.times).map(|list| list.time.bytes).collect();
+            lengths.sort_unstable();
+            lengths.dedup();
+            lengths.len()
+        };
+        // Those within the device have a time of their own.
+        let measured = found.paths.iter().map(|measured| measured.path);
+        let paths: Vec<_> =
+            measured.filter(|path| path.src.device.is_cpu() != path.dst.device.is_cpu()).collect();
+        let is_further = |path: &TransferPath| lengths(*path) > 2 || !of(*path, false).is_empty();
+        if paths.iter().any(is_further) {
+            assert!(
+                paths.len() == 6 && paths.iter().all(|path| lengths(*path) >= 2),
+                "{budget:?}: {:?}",
+                found.unfinished
+            );
+            partly +=
+                usize::from(!found.unfinished.is_empty() || paths.iter().any(|path| lengths(*path) < 5));
+        }
+    }
+    assert!(partly > 0, "no budget was too short for all");
+}
+
+/// Few lists would replace the many of an earlier calibration.
+#[test]
+fn path_whose_lists_are_cancelled_has_none_of_them() {
+    transload_cuda_sim::install().unwrap();
+    let cancelled_at = |share: Option<f64>| {
+        let sim = SimDevice::builder().total_memory(1 << 30).build();
+        let (manager, options) = unmeasured(sim, CudaBackendConfig::default());
+        let seen = Arc::new(AtomicUsize::new(0));
+        let (calls, last) = (Arc::clone(&seen), share.map(|share| (share * 1e9) as usize));
+        let options = options.largest(1 << 20).progress(move |at| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            let is_over = last.is_some_and(|last| at.done * 1_000_000_000 >= at.total * last);
+            if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (manager.calibrate(&options).unwrap(), seen.load(Ordering::Relaxed))
+    };
+    let (whole, all) = cancelled_at(None);
+    assert_eq!(whole.unfinished, []);
+    for share in [0.6, 0.8, 0.95] {
+        let (found, seen) = cancelled_at(Some(share));
+        assert!(seen < all && !found.unfinished.is_empty(), "{share}");
+        for list in found.lists.iter().filter(|list| list.exclusive) {
+            assert!(found.unfinished.iter().all(|unfinished| unfinished.path != list.path), "{share}");
+            // Each machine has a number of its own.
+            let key = |list: &transload::backend::ListCalibration| {
+                let kinds = [list.path.src, list.path.dst].map(|place| (place.kind, place.device.is_cpu()));
+                (kinds, list.way, list.exclusive)
+            };
+            let wanted = whole.lists.iter().find(|other| key(other) == key(list)).unwrap();
+            assert_eq!(list.times.len(), wanted.times.len(), "{share}: {}", list.path);
+        }
+    }
 }
 
 #[test]
