@@ -40,8 +40,9 @@ pub(crate) struct Extras<'a> {
     pub(crate) has_explored: bool,
     /// Whether a buffer is not mapped for ZeroCopy, although memory of its place usually is.
     pub(crate) is_unmapped: bool,
-    /// Why DirectCopy declined: its queue copies through memory of its own, which was short.
-    pub(crate) shortage: Option<&'a Error>,
+    /// A method that declined, and why: DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants
+    /// the peer no access, which rows need.
+    pub(crate) cause: Option<(TransferMethod, &'a Error)>,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -66,8 +67,8 @@ impl Extras<'_> {
     pub(crate) fn declined(&self) -> u8 {
         let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };
         let mapped = if self.is_unmapped { bit(TransferMethod::ZeroCopy) } else { 0 };
-        let direct = if self.shortage.is_some() { bit(TransferMethod::DirectCopy) } else { 0 };
-        staged | mapped | direct
+        let known = self.cause.map_or(0, |(method, _)| bit(method));
+        staged | mapped | known
     }
 }
 
@@ -160,18 +161,14 @@ impl CrossBackendTransferManager {
             report_events::declined(extras.id, path, method);
             return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
-        let has_other =
-            |options: &TransferOptions| TransferMethod::ALL.iter().any(|method| options.allows(*method));
         if method == TransferMethod::PeerToPeer
             && error.kind() == ErrorKind::Unsupported
             && let ((src, dst), (options, Some(extras))) = again
             && extras.rows.is_some()
-            && let others = options.forbid(method)
-            && has_other(&others)
         {
-            // The peer's memory grants no access, which a list of rows needs.
             report_events::declined(extras.id, path, method);
-            return Ok(self.attempt(src, dst, &others, Some(extras)));
+            let extras = Extras { cause: Some((method, &error)), ..*extras };
+            return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
         if is_the_callers(error.kind()) {
             return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
@@ -185,7 +182,7 @@ impl CrossBackendTransferManager {
         let extras = extras.copied().unwrap_or_default();
         if method == TransferMethod::DirectCopy {
             report_events::declined(extras.id, path, method);
-            let extras = Extras { shortage: Some(&error), ..extras };
+            let extras = Extras { cause: Some((method, &error)), ..extras };
             return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
         if extras.staging == Staging::Usual {
@@ -208,14 +205,14 @@ impl CrossBackendTransferManager {
         self.attempt(src, dst, options, Some(&extras))
     }
 
-    /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused. If one declined for
-    /// lack of memory, that is why.
+    /// Returns the end of a transfer for which no method is left: staged after all, if it was declined before, or refused. Why a method declined is the
+    /// reason.
     #[cold]
     pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
         match again.1.1 {
             Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
-            Some(Extras { id, shortage: Some(shortage), .. }) if error.kind() == ErrorKind::Unsupported => {
-                self.refuse(*id, (*shortage).clone())
+            Some(Extras { id, cause: Some((_, cause)), .. }) if error.kind() == ErrorKind::Unsupported => {
+                self.refuse(*id, (*cause).clone())
             }
             extras => self.refuse(extras.and_then(|extras| extras.id), error),
         }

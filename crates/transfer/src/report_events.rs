@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
-use tracing::{Span, field::Empty};
+use tracing::{Span, field::Empty, level_filters::LevelFilter};
 use transload_core::{
     CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Result, Submission, Submitted,
     Transfer, TransferId, TransferMethod, TransferPath, TransferReport, catch_panic, events,
@@ -61,8 +61,9 @@ impl<T: CompletionWithId> CompletionHandler for Traced<T> {
 
     fn ended(&self, submission: &Submission, report: &TransferReport, outcome: Result<(), &Error>) {
         let _inside = self.span.enter();
+        record_times(&self.span, report);
         if outcome.is_ok() && !self.id.is_part() {
-            completed(report, &self.span);
+            completed(report);
         }
         self.inner.ended(submission, report, outcome);
     }
@@ -117,19 +118,26 @@ pub(crate) fn submitted(report: &TransferReport) -> Span {
     span
 }
 
-/// In the transfer's span, in which its times are recorded.
-pub(crate) fn completed(report: &TransferReport, span: &Span) {
+/// Adds to a transfer's span what was measured.
+pub(crate) fn record_times(span: &Span, report: &TransferReport) {
+    span.record("elapsed_ns", report.elapsed.map(nanos)).record("moving_ns", report.moving.map(nanos));
+}
+
+/// Returns the span in which this thread is, for another one that does its work.
+pub(crate) fn current_span() -> Span {
+    if LevelFilter::current() == LevelFilter::OFF { Span::none() } else { Span::current() }
+}
+
+pub(crate) fn completed(report: &TransferReport) {
     // What was noticed during the transfer.
     events::report::emit_deferred();
-    let (elapsed_ns, moving_ns) = (report.elapsed.map(nanos), report.moving.map(nanos));
-    span.record("elapsed_ns", elapsed_ns).record("moving_ns", moving_ns);
     tracing::debug!(
         name: events::TRANSFER_COMPLETED,
         target: events::TRANSFER,
         transfer = number(report.id),
         bytes = report.bytes,
-        elapsed_ns,
-        moving_ns,
+        elapsed_ns = report.elapsed.map(nanos),
+        moving_ns = report.moving.map(nanos),
         "transfer complete"
     );
 }

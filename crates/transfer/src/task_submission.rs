@@ -98,11 +98,13 @@ impl<W: Work> TaskSubmission<W> {
                         let posted = Posted(Arc::new(Mutex::new(Some(task))));
                         let attempt = {
                             let (key, task) = (Arc::clone(&key), Arc::clone(&posted.0));
+                            let span = report_events::current_span();
                             move || {
                                 let _keeps = key;
                                 let mut task = task.lock().take()?;
                                 // A panic leaves what was submitted before.
-                                Some((catch_panic(|| task.attempt_elsewhere()), task))
+                                let attempt = || span.in_scope(|| task.attempt_elsewhere());
+                                Some((catch_panic(attempt), task))
                             }
                         };
                         let (error, work) = match context.executor.spawn_blocking(&key, attempt).await {

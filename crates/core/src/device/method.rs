@@ -70,8 +70,8 @@ pub enum RejectReason {
     NoPeerAccess,
     /// The devices can access each other's memory, but a test pattern copied there and back was changed.
     PeerCorrupts,
-    /// The devices can access each other's memory, but enabling or verifying that failed. If the error may be
-    /// temporary, such as a lack of memory, a later transfer tries again.
+    /// The devices can access each other's memory, but enabling or verifying that failed, or this memory grants no access, which
+    /// rows need. If the error may be temporary, such as a lack of memory, a later transfer tries again.
     PeerUnverified,
     /// Peers copy between their own memory, and one side is another kind.
     NotDeviceMemory,
@@ -105,7 +105,7 @@ impl fmt::Display for RejectReason {
             Self::NotUnified => "neither side is unified memory",
             Self::NoPeerAccess => "the devices cannot access each other's memory",
             Self::PeerCorrupts => "a test pattern copied between the devices was changed",
-            Self::PeerUnverified => "enabling or verifying peer access failed",
+            Self::PeerUnverified => "enabling or verifying peer access failed, or the memory grants none",
             Self::NotDeviceMemory => "one side is not a device's own memory",
             Self::HostSide => "one side is the host",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",

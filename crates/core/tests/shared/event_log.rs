@@ -18,6 +18,7 @@ use tracing::{
     span,
     subscriber::{Interest, set_global_default},
 };
+use tracing_core::span::Current;
 use transload_core::events::report::emit_deferred;
 
 /// One event, or span.
@@ -72,6 +73,7 @@ pub(crate) struct SpanRecord {
     pub(crate) record: Record,
     /// Events before its end, if it has ended.
     pub(crate) ended_after: Option<usize>,
+    metadata: &'static Metadata<'static>,
 }
 
 /// Returns the spans since the last call of [`record`] and its like began.
@@ -193,7 +195,7 @@ impl Subscriber for EventLog {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let record = record_of(span.metadata(), |fields| span.record(fields));
-        locked(&SPANS).push(SpanRecord { id, record, ended_after: None });
+        locked(&SPANS).push(SpanRecord { id, record, ended_after: None, metadata: span.metadata() });
         span::Id::from_u64(id)
     }
 
@@ -224,6 +226,13 @@ impl Subscriber for EventLog {
         if !name.starts_with("chunk_") {
             call_hook();
         }
+    }
+
+    fn current_span(&self) -> Current {
+        let inside = INSIDE.with_borrow(|inside| inside.last().copied());
+        let Some(id) = inside else { return Current::none() };
+        let metadata = locked(&SPANS).iter().find(|span| span.id == id).map(|span| span.metadata);
+        metadata.map_or(Current::none(), |metadata| Current::new(span::Id::from_u64(id), metadata))
     }
 
     fn enter(&self, span: &span::Id) {

@@ -9,17 +9,17 @@ use super::measure::{Run, Stop};
 /// Kernels in flight: while one runs, the next wait.
 const IN_FLIGHT: usize = 3;
 
-/// Waits until a kernel has run on a device: copies that need one would wait, too, for a kernel of others that never ends. Devices
+/// Waits until a kernel of this time has run on a device: copies that need one would wait, too, for a kernel of others that never ends. Devices
 /// without such kernels are not waited for.
 ///
 /// # Errors
 /// That the time is spent; the backend's.
-pub(super) fn await_idle(run: &Run<'_>, device: DeviceId) -> Result<(), Stop> {
+pub(super) fn await_idle(run: &Run<'_>, device: DeviceId, kernel: Duration) -> Result<(), Stop> {
     run.check()?;
     if transload_core::mutant!("transfer/calibrates-idle-devices") {
         return Ok(());
     }
-    let mut load = match Load::new(run, device, Duration::from_micros(1)) {
+    let mut load = match Load::new(run, device, kernel) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
         load => load?,
     };

@@ -35,6 +35,8 @@ const SLOW: Duration = Duration::from_millis(5);
 /// Copies of less than this are timed several at once, since reading the clock takes time too. Few are: the next copy by the same
 /// method finds its threads and caches as the last one left them, and is faster than one after another method.
 const CLOCKED: Duration = Duration::from_micros(2);
+/// The kernel by which it is found that a device is idle.
+const BRIEF: Duration = Duration::from_micros(1);
 /// The part of a pair's time that is left to lists: single copies are measured finely until then.
 const FOR_LISTS: f64 = 0.6;
 
@@ -141,7 +143,7 @@ impl Run<'_> {
         self.deadline = self.now().saturating_add(self.options.budget);
         let devices = all.first().into_iter().flat_map(|(a, b)| [a.device, b.device]);
         let mut devices = devices.filter(|device| !device.is_cpu());
-        if let Err(stop) = devices.clone().try_for_each(|device| await_idle(self, device)) {
+        if let Err(stop) = devices.clone().try_for_each(|device| await_idle(self, device, BRIEF)) {
             let paths = all.iter().flat_map(|(a, b)| paths(*a, *b));
             return paths.for_each(|path| self.unfinished(path, false, &stop));
         }
@@ -185,9 +187,9 @@ impl Run<'_> {
                 }
             }
         }
-        // Last: pairs whose lists fail have their costs of single copies. They are not begun on a device that others hold by now: that spends the
-        // time.
-        let _ = devices.try_for_each(|device| await_idle(self, device));
+        // Last: pairs whose lists fail have their costs of single copies. The kernels wake the device, which has
+        // waited for the host, and lists are not begun where others hold it by now: that spends the time.
+        let _ = devices.try_for_each(|device| await_idle(self, device, self.kernel()));
         for part in ListPart::ALL {
             self.lists_of(all, (&largest, wanted), part);
         }

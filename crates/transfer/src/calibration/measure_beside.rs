@@ -60,6 +60,11 @@ pub(super) fn shapes(most: u64) -> impl Iterator<Item = (usize, usize)> + Clone 
 }
 
 impl Run<'_> {
+    /// Returns how long the kernels take beside which lists are measured.
+    pub(super) fn kernel(&self) -> Duration {
+        self.options.kernel.min(self.options.budget / KERNELS_A_BUDGET)
+    }
+
     /// Measures lists of a path beside kernels, by all ways, within about `time`: after the fewest lengths, at as many as there is time for. None if it
     /// has fewer than two ways, or the device has no such kernel.
     pub(super) fn lists_beside(
@@ -70,8 +75,7 @@ impl Run<'_> {
     ) -> Result<Vec<ListCalibration>, Stop> {
         // Not a kernel more once it is cancelled, or the time is spent.
         self.check()?;
-        let kernel = self.options.kernel.min(self.options.budget / KERNELS_A_BUDGET);
-        let mut load = match Load::new(self, device, kernel) {
+        let mut load = match Load::new(self, device, self.kernel()) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };

@@ -45,7 +45,7 @@ impl CrossBackendTransferManager {
     /// statistics, and an observer is told of them.
     ///
     /// A path that could not be finished is in [`Calibration::unfinished`] with the reason: the time was spent, a device failed, or too little
-    /// memory was free for the largest copies. It keeps the costs that it had, or of too little memory has those of the sizes that were measured.
+    /// memory was free for the largest copies. It keeps the costs that it had, but has those of the sizes and lists that were measured.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for options that leave nothing to measure; [`ErrorKind::Busy`] while another call of this manager calibrates,

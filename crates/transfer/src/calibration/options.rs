@@ -60,7 +60,7 @@ impl CalibrationOptions {
         }
     }
 
-    /// Sets the time for each pair of devices. Paths that are not finished by then keep the costs that they had.
+    /// Sets the time for each pair of devices. What is not measured by then keeps the costs that it had.
     #[must_use]
     pub fn budget(mut self, budget: Duration) -> Self {
         self.budget = budget;

@@ -163,7 +163,7 @@ impl Calibration {
         self.unfinished.iter().find(|unfinished| !unfinished.lists_only && unfinished.path == path)
     }
 
-    /// Returns whether it has all lists of a path on an idle device, or beside kernels. Those beside kernels may be measured while there is no
+    /// Returns whether it has all lists of a path on an idle device, or beside kernels. Those on an idle device may be measured while there is no
     /// time left for the others.
     fn has_lists(&self, path: TransferPath, exclusive: bool) -> bool {
         // Copies may be too short for any list.

@@ -121,10 +121,11 @@ impl Singles {
         report.elapsed = Some(self.begun.elapsed());
         // The span ends here.
         let span = std::mem::replace(&mut self.span, Span::none());
+        report_events::record_times(&span, &report);
         let _inside = span.enter();
         match &self.failed {
             None => {
-                report_events::completed(&report, &span);
+                report_events::completed(&report);
                 context.ended(&report, Ok(()));
             }
             Some(error) => Self::tell_failed(&report, error, context),

@@ -14,6 +14,7 @@ mod mock;
 mod mock_memory;
 #[path = "../it/mock_queue.rs"]
 mod mock_queue;
+mod spans;
 #[path = "../it/watchdog.rs"]
 mod watchdog;
 
@@ -25,14 +26,12 @@ use std::{
     time::Duration,
 };
 
-use event_log::{
-    Record, SpanRecord, find, find_one, record, record_disabled, record_panicking, record_with, spans,
-};
+use event_log::{Record, find, find_one, record, record_disabled, record_panicking, record_with};
 use gate::Gate;
 use mock::{MOCK, Mock, MockBackend};
 use parking_lot::Mutex;
 use transload_core::{
-    Backend, CostModel, DeviceId, ErrorKind, ListWay, MemoryKind, Operation, PathCost, Place, RawBuffer,
+    Backend, CostModel, DeviceId, ErrorKind, MemoryKind, Operation, PathCost, Place, RawBuffer,
     StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType, events, submit,
 };
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
@@ -93,61 +92,6 @@ fn staged_transfer_is_joined_by_its_id() {
     assert!(records.iter().all(|record| record.level > tracing::Level::INFO), "{records:#?}");
 }
 
-/// Returns the span of each transfer whose submission was reported; the events of one lie in its span.
-#[track_caller]
-fn spans_of_transfers(records: &[Record], spans: &[SpanRecord]) -> Vec<SpanRecord> {
-    let is_transfers = |span: &&SpanRecord| span.record.name == events::TRANSFER_SPAN;
-    let spans: Vec<_> = spans.iter().filter(is_transfers).cloned().collect();
-    let within = [
-        events::TRANSFER_SUBMITTED,
-        events::TRANSFER_COMPLETED,
-        events::TRANSFER_FAILED,
-        events::TRANSFER_ABANDONED,
-    ];
-    for record in records.iter().filter(|record| within.contains(&record.name)) {
-        let span =
-            spans.iter().find(|span| Some(span.id) == record.inside).expect("in the span of a transfer");
-        assert_eq!(span.record.field("transfer"), record.field("transfer"));
-    }
-    let submitted = records.iter().filter(|record| record.name == events::TRANSFER_SUBMITTED);
-    assert_eq!(submitted.count(), spans.len(), "{spans:#?}");
-    spans
-}
-
-#[test]
-fn transfer_is_a_span_until_its_end_is_observed() {
-    let (mut before_wait, mut all) = (Vec::new(), Vec::new());
-    let records = record(|| {
-        let (manager, _) = manager(Mock::default());
-        let (src, dst) = pair(&manager, 64);
-        let copy = manager.copy(&src, &dst).timing(Timing::Measured).submit();
-        before_wait = spans();
-        let _callers = tracing::info_span!(target: "transload::test", "frame").entered();
-        copy.wait().unwrap();
-        drop(manager.copy(&src, &dst).submit());
-        manager.copy_many(vec![(src.clone(), dst.clone())]).way(ListWay::OneByOne).wait().unwrap();
-        manager.drain().unwrap();
-        all = spans();
-    });
-    assert!(before_wait.len() == 1 && before_wait[0].ended_after.is_none());
-    let [waited, dropped, list] = &spans_of_transfers(&records, &all)[..] else { panic!("{records:#?}") };
-    for field in ["transfer", "src", "dst", "bytes", "method", "lane"] {
-        assert!([waited, dropped, list].iter().all(|span| span.record.field(field).is_some()), "{field}");
-    }
-    assert!(waited.record.field("elapsed_ns").is_some() && dropped.record.field("elapsed_ns").is_none());
-    let callers = all.iter().find(|span| span.record.name == "frame").unwrap().id;
-    assert_eq!([waited, dropped, list].map(|span| span.record.inside), [None, Some(callers), Some(callers)]);
-    for (span, last) in [
-        (waited, events::TRANSFER_COMPLETED),
-        (dropped, events::TRANSFER_ABANDONED),
-        (list, events::TRANSFER_COMPLETED),
-    ] {
-        let of = |record: &Record| record.name == last && record.inside == Some(span.id);
-        let at = records.iter().position(of).unwrap();
-        assert!(span.ended_after.is_some_and(|events| events > at), "{span:#?}");
-    }
-}
-
 #[test]
 fn ids_differ_and_a_disabled_subscriber_gets_nothing() {
     record(|| {
@@ -180,10 +124,10 @@ fn failure_loss_and_refusal_are_reported() {
         events::report::drop_failed(&"what a driver noticed before");
         manager.copy(&src, &dst).wait().unwrap_err();
         manager.copy(&src, &dst).wait().unwrap_err();
-        all = spans();
+        all = event_log::spans();
     });
     find_one(&records, events::DROP_FAILED, events::DRIVER, &["error"]);
-    assert_eq!(spans_of_transfers(&records, &all).len(), 1);
+    assert_eq!(spans::of_transfers(&records, &all).len(), 1);
     let fields = ["src", "dst", "bytes", "method", "lane", "error"];
     let failed = find_one(&records, events::TRANSFER_FAILED, events::TRANSFER, &fields);
     assert_eq!(failed.level, tracing::Level::WARN);

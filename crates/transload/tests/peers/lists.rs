@@ -10,7 +10,7 @@ use std::{
 use transload::{
     CopyManyReport, DeviceId, ErrorKind, MemoryKind, RawBuffer, StreamPriority, StridedLayout,
     TransferMethod, WorkloadType,
-    backend::{ListWay, Operation, Timing, submit},
+    backend::{ListWay, Operation, RejectReason, Timing, submit},
     cuda::{CudaDevice, CudaMemoryManager, streams::CudaStream},
 };
 use transload_cuda_sys::{
@@ -252,7 +252,12 @@ fn list_of_memory_that_grants_no_access_is_copied_pair_by_pair() {
     let copy = || setup.manager.copy_strided((&src, &rows), (&dst, &rows)).unwrap();
     let error = copy().method(TransferMethod::PeerToPeer).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert_eq!(copy().wait().unwrap().method, TransferMethod::HostStaged);
+    let error = copy().forbid(TransferMethod::HostStaged).wait().unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("in place"), "{error}");
+    let report = copy().wait().unwrap();
+    assert_eq!(report.method, TransferMethod::HostStaged);
+    let of_peers = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::PeerToPeer);
+    assert_eq!(of_peers.map(|rejected| rejected.reason), Some(RejectReason::PeerUnverified));
     let copied = setup.content(&dst);
     for at in 0..9 {
         let row = at * 2000..at * 2000 + 1000;
@@ -373,6 +378,20 @@ fn strided_rows_between_peers_are_one_list() {
         assert_eq!(report.lane, setup.devices[from]);
         assert!(kernels_of(&calls) > 0 && kernels_of(&calls) < 20 && copies_of(&calls) == 0, "{calls:?}");
         assert!(setup.content(&dst) == expected, "{from} → {to}");
+    }
+    // A kernel copies short rows, engines long ones.
+    for (width, has_kernel) in [((1 << 20) - 1, true), (1 << 20, false)] {
+        let content = noise(2 * PITCH + 2 * width, 9);
+        let (src, dst) = (setup.filled(0, &content), setup.filled(1, &vec![0xEE; 2 * width]));
+        let [matrix, packed] = [PITCH, 0].map(|gap| StridedLayout::new(width).repeat(2, width + gap));
+        let copy = || setup.manager.copy_strided((&src, &matrix), (&dst, &packed)).unwrap();
+        copy().wait().unwrap();
+        let trace = trace::start();
+        copy().wait().unwrap();
+        let calls = trace.calls_of_this_thread();
+        assert_eq!((kernels_of(&calls) > 0, copies_of(&calls) > 0), (has_kernel, !has_kernel), "{calls:?}");
+        let rows = [&content[..width], &content[width + PITCH..][..width]].concat();
+        assert!(setup.content(&dst) == rows, "{width}");
     }
     setup.finish();
 }
