@@ -42,7 +42,7 @@ pub(crate) struct Extras<'a> {
     pub(crate) is_unmapped: bool,
     /// A method that declined, and why: DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants
     /// the peer no access, which rows need.
-    pub(crate) cause: Option<(TransferMethod, &'a Error)>,
+    pub(crate) cause: Option<&'a (TransferMethod, Error)>,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -67,7 +67,7 @@ impl Extras<'_> {
     pub(crate) fn declined(&self) -> u8 {
         let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };
         let mapped = if self.is_unmapped { bit(TransferMethod::ZeroCopy) } else { 0 };
-        let known = self.cause.map_or(0, |(method, _)| bit(method));
+        let known = self.cause.map_or(0, |(method, _)| bit(*method));
         staged | mapped | known
     }
 }
@@ -167,7 +167,8 @@ impl CrossBackendTransferManager {
             && extras.rows.is_some()
         {
             report_events::declined(extras.id, path, method);
-            let extras = Extras { cause: Some((method, &error)), ..*extras };
+            let cause = (method, error);
+            let extras = Extras { cause: Some(&cause), ..*extras };
             return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
         if is_the_callers(error.kind()) {
@@ -182,7 +183,8 @@ impl CrossBackendTransferManager {
         let extras = extras.copied().unwrap_or_default();
         if method == TransferMethod::DirectCopy {
             report_events::declined(extras.id, path, method);
-            let extras = Extras { cause: Some((method, &error)), ..extras };
+            let cause = (method, error);
+            let extras = Extras { cause: Some(&cause), ..extras };
             return Ok(self.attempt(src, dst, options, Some(&extras)));
         }
         if extras.staging == Staging::Usual {
@@ -212,7 +214,7 @@ impl CrossBackendTransferManager {
         match again.1.1 {
             Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
             Some(Extras { id, cause: Some((_, cause)), .. }) if error.kind() == ErrorKind::Unsupported => {
-                self.refuse(*id, (*cause).clone())
+                self.refuse(*id, cause.clone())
             }
             extras => self.refuse(extras.and_then(|extras| extras.id), error),
         }

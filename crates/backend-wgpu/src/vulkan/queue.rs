@@ -66,7 +66,7 @@ unsafe impl Queue for WgpuQueue {
         let between = self.device.between.get().filter(|between| between.copies(operation));
         #[cfg(not(feature = "cuda"))]
         let between: Option<()> = None;
-        // CUDA's part waits for nothing on the device, so a task's thread may wait for what another queue was given before: never for ever.
+        // CUDA's part waits for nothing on the device: the calling thread waits, also a task's, for work that was submitted before.
         let waits = |fence: &Fence| match between {
             Some(_) => fence.timeline().id() == self.timeline.id(),
             None => self.can_wait_for(fence),
