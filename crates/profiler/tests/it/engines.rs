@@ -213,8 +213,9 @@ fn migrations_stand_next_to_their_buffers() {
     let (all, named) = (of(run.device, None), of(run.device, Some("weights")));
     assert_eq!((all.bytes_to_device, named.bytes_to_device), (3 << 20, 2 << 20), "{report}");
     assert!(named.bytes_to_host >= 1 << 20 && named.to_device_by_faults == 0, "{report}");
-    // Each prefetch takes as long as a copy; those of the host's page fault are not timed.
-    assert_eq!((all.busy_ns, named.busy_ns), (4 * MIB_NS, 3 * MIB_NS), "{report}");
+    // Each prefetch takes as long as a copy, but for the rate between two clocks; those of the host's page fault are not timed.
+    let is_of = |busy: u64, prefetches: u64| busy.abs_diff(prefetches * MIB_NS) < prefetches * MIB_NS / 1000;
+    assert!(is_of(all.busy_ns, 4) && is_of(named.busy_ns, 3), "{report}");
     assert!(of(DeviceId::Cpu, Some("weights")).faults > 0, "{report}");
     assert!(report.to_string().contains("migrations of \"weights\" and cuda:"), "{report}");
 }
