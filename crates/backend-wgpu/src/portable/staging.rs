@@ -192,3 +192,7 @@ impl StagingPool {
         ((self.uploads.lock().len() + self.downloads.lock().len()) * CAPACITY) as u64
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/aborted_mapping.rs"]
+mod tests;
