@@ -373,7 +373,7 @@ mod tests {
             // Each takes 2 µs on the host, and as much on the device, once in a second.
             let mut report = TransferReport::planned(path, TransferMethod::DirectCopy, gpu, 1000);
             report.submitting = Some(Duration::from_micros(2));
-            timed.runs.submitted(*id, &report, 1);
+            timed.runs.submitted(*id, &report, 1, false);
             timed.submitted(*id, &report, 0);
             let ran = Ran { clock, begin, end: begin + 2000, host: None };
             timed.operated(*id, (1000, 1), ran);

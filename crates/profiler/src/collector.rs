@@ -119,7 +119,8 @@ impl Collector {
     /// Takes what is in the inbox, and resolves what is complete. With `read`, all clocks are read, so that all of that is in the reports.
     pub(crate) fn collect(&mut self, inbox: &Inbox, read: bool) {
         let now = since(self.origin, Instant::now());
-        while let Some(message) = inbox.pop() {
+        // Not what comes meanwhile: threads may submit faster than this takes it.
+        for message in std::iter::from_fn(|| inbox.pop()).take(inbox.len()) {
             self.take(message, inbox);
         }
         self.clocks.values_mut().for_each(KnownClock::renew);
@@ -191,11 +192,14 @@ impl Collector {
             Message::Submitted { report, begun, end, thread } => {
                 let begun = since(self.origin, begun);
                 if let Some(id) = report.id {
+                    let is_complete = end.is_none() && report.lane.is_cpu();
                     // Of transfers of which some are not heard, nothing tells whether they follow each other.
                     if inbox.takes_all() {
-                        self.timed.runs.submitted(id, &report, thread);
+                        self.timed.runs.submitted(id, &report, thread, is_complete);
                     }
-                    self.timed.submitted(id, &report, begun);
+                    if !is_complete {
+                        self.timed.submitted(id, &report, begun);
+                    }
                 }
                 if let Some(trace) = &mut self.trace {
                     trace.submission(&report, begun, thread, || inbox.thread_name(thread));

@@ -159,6 +159,10 @@ impl Inbox {
         self.messages.pop().ok()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
     pub(crate) fn lose(&self) {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
-/// Keys that are kept; of more, the first are forgotten.
+/// Keys that are kept at most; of more, the first are forgotten.
 pub(crate) const KEPT: usize = 4096;
+/// Those that stay then at most, so that not every new key searches for room.
+const LEFT: usize = KEPT / 4 * 3;
 
 /// The values of keys, in their order. Those that were removed leave a place.
 pub(crate) struct Recent<K, V>(VecDeque<(K, Option<V>)>);
@@ -29,12 +31,9 @@ impl<K: Copy + Ord, V> Recent<K, V> {
         let index = match self.find(key) {
             Ok(index) => index,
             Err(mut index) => {
-                // Those that were removed make room, else the first one, unless it is the new one's neighbour: then that is the first.
                 if self.0.len() >= KEPT {
                     self.0.retain(|(_, value)| value.is_some());
-                    if self.0.len() >= KEPT {
-                        self.0.pop_front();
-                    }
+                    self.0.drain(..self.0.len().saturating_sub(LEFT));
                     index = self.find(key).unwrap_or_else(|index| index);
                 }
                 self.0.insert(index, (key, None));
@@ -82,6 +81,17 @@ mod tests {
         assert!((KEPT / 2..=KEPT).contains(&kept.len()), "{}", kept.len());
         assert!(recent.get_mut(0).is_none() && recent.get_mut(9_999).is_none());
         assert_eq!(recent.get_mut(9_998), Some(&mut 9_998));
+    }
+
+    #[test]
+    fn few_of_the_new_keys_search_for_room() {
+        let (mut recent, mut searches) = (Recent::default(), 0);
+        for key in 0..100 * KEPT {
+            let before = recent.0.len();
+            recent.get_or_insert(key, || ());
+            searches += usize::from(recent.0.len() <= before);
+        }
+        assert!((1..=400).contains(&searches), "{searches}");
     }
 
     #[test]

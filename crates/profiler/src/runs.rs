@@ -53,13 +53,20 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Takes each transfer that a thread submits.
-    pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport, thread: u64) {
+    /// Takes each transfer that a thread submits. One that is complete by then ends the run before it.
+    pub(crate) fn submitted(
+        &mut self,
+        id: TransferId,
+        report: &TransferReport,
+        thread: u64,
+        is_complete: bool,
+    ) {
         let (path, bytes) = (report.path, report.bytes);
+        let is_piece = bytes <= PIECE && !is_complete;
         let last = self.of_threads.get(&thread).copied();
         let continued = last.and_then(|last| {
             let run = self.runs.get_mut(last)?;
-            run.is_closed |= run.path != path || bytes > PIECE;
+            run.is_closed |= run.path != path || !is_piece;
             (!run.is_closed).then_some(run)
         });
         match continued {
@@ -70,7 +77,7 @@ impl Runs {
             None => {
                 last.into_iter().for_each(|last| self.settle(last));
                 self.of_threads.remove(&thread);
-                if bytes > PIECE {
+                if !is_piece {
                     return;
                 }
                 self.last += 1;

@@ -35,6 +35,8 @@ impl Ran {
 #[derive(Default)]
 struct Open {
     submitted: Option<Submitted>,
+    /// How many bytes its operations move in all.
+    to_move: u64,
     bytes: u64,
     ran: Option<Ran>,
     /// Whether its operations have several clocks, or several pieces, whose rate is theirs.
@@ -98,7 +100,8 @@ impl TimedTransfers {
         });
     }
 
-    /// Takes a submission, begun so many nanoseconds since the profiler was made, which may come after its operations.
+    /// Takes a submission, begun so many nanoseconds since the profiler was made, which may come after its operations; not that of a copy that the
+    /// submitting call made, which has none.
     pub(crate) fn submitted(&mut self, id: TransferId, report: &TransferReport, begun: i64) {
         let submitted = Submitted {
             key: (report.path, report.method, report.size_class()),
@@ -110,13 +113,13 @@ impl TimedTransfers {
             is_simulated: report.simulated,
             basis: report.basis,
         };
-        if !moves_twice(report) {
-            let open = self.open(id);
-            // Of a list nothing is predicted, and its pieces may be operations of their own.
-            open.is_split |= report.chunks > 1 && report.predicted.is_zero();
-            open.submitted = Some(submitted);
-            self.count(id);
-        }
+        let moves_twice = moves_twice(report);
+        let open = self.open(id);
+        // Of a list nothing is predicted, and its pieces may be operations of their own.
+        open.is_split |= moves_twice || report.chunks > 1 && report.predicted.is_zero();
+        open.to_move = if moves_twice { report.bytes.saturating_mul(2) } else { report.bytes };
+        open.submitted = Some(submitted);
+        self.count(id);
     }
 
     /// Takes an operation of a transfer.
@@ -135,11 +138,11 @@ impl TimedTransfers {
 
     /// Counts a transfer once all of its bytes were moved by timed operations. One that moves them twice, or by several clocks, is left out.
     fn count(&mut self, id: TransferId) {
-        let is_known = |open: &Open| open.submitted.as_ref().is_some_and(|it| open.bytes >= it.bytes);
+        let is_known = |open: &Open| open.submitted.is_some() && open.bytes >= open.to_move;
         if !self.open.get_mut(id).is_some_and(|open| is_known(open)) {
             return;
         }
-        let Some(Open { submitted: Some(submitted), bytes, ran: Some(ran), is_split: false }) =
+        let Some(Open { submitted: Some(submitted), bytes, ran: Some(ran), is_split: false, .. }) =
             self.open.remove(id)
         else {
             return;
@@ -204,8 +207,9 @@ mod tests {
             // A prefetch of what is there, before the copy.
             timed.operated(id, (1000, 1), Ran { clock, begin: 0, end: 5, host: None });
             timed.operated(id, (1000, 1), Ran { clock, begin: 5, end: 500, host: None });
-            timed.totals.len()
+            (timed.totals.len(), timed.open.keys().count())
         };
-        assert_eq!([TransferMethod::DirectCopy, TransferMethod::UnifiedMemory].map(timed), [1, 0]);
+        // After the first operation of the one copy nothing is expected of it.
+        assert_eq!([TransferMethod::DirectCopy, TransferMethod::UnifiedMemory].map(timed), [(1, 1), (0, 0)]);
     }
 }

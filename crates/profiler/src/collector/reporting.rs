@@ -171,7 +171,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::timed_transfers::Ran;
+    use crate::{
+        inbox::{Inbox, Message},
+        timed_transfers::Ran,
+    };
 
     const GPU: DeviceId = DeviceId::Other("gpu", 0);
 
@@ -214,6 +217,31 @@ mod tests {
     }
 
     #[test]
+    fn transfer_is_timed_however_many_copies_the_host_makes_meanwhile() {
+        const COPIES: usize = 10_000;
+        let (mut collector, clock) = (Collector::new(Instant::now(), 64), ClockId::next());
+        let inbox = Inbox::new(2 * COPIES, OperationSampling::ALL);
+        let submit = |mut report: TransferReport| {
+            let id = TransferId::if_wanted(Wanted::Times).unwrap();
+            report.id = Some(id);
+            inbox.push(Message::Submitted { report, begun: Instant::now(), end: None, thread: 1 });
+            id
+        };
+        let id = submit(report());
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        let within = TransferPath::new(host, host);
+        for _ in 0..COPIES {
+            submit(TransferReport::planned(within, TransferMethod::DirectCopy, DeviceId::Cpu, 64));
+        }
+        collector.collect(&inbox, false);
+        collector.timed.operated(id, (1000, 1), Ran { clock, begin: 0, end: 100, host: None });
+        let [(_, totals)] = &collector.timed.totals.iter().collect::<Vec<_>>()[..] else {
+            panic!("not one path was timed");
+        };
+        assert_eq!(totals.transfers, 1);
+    }
+
+    #[test]
     fn run_of_transfers_ends_where_the_profiler_was_disabled() {
         let (mut collector, clock) = (Collector::new(Instant::now(), 64), ClockId::next());
         for at in [0, 100, 200, 300] {
@@ -222,7 +250,7 @@ mod tests {
                 collector.resume();
             }
             let (id, runs) = (TransferId::if_wanted(Wanted::Times).unwrap(), &mut collector.timed.runs);
-            runs.submitted(id, &report(), 1);
+            runs.submitted(id, &report(), 1, false);
             runs.timed(id, Ran { clock, begin: at, end: at + 50, host: None });
         }
         collector.resume();
