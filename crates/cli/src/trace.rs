@@ -27,8 +27,7 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     let output = std::path::absolute(&wanted.output)
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
     let earlier = make_room(&output)?;
-    let ended = wait_for(wanted, &output)?;
-    earlier.remove();
+    let ended = wait_for(wanted, &output, earlier)?;
     let traces = traces(&output);
     if traces.is_empty() && ended.success() {
         let program = wanted.command.first().map(|name| name.display().to_string()).unwrap_or_default();
@@ -109,7 +108,8 @@ fn make_room(output: &Path) -> Result<Earlier, Failure> {
     Ok(renamed)
 }
 
-fn wait_for(wanted: &args::Trace, output: &Path) -> Result<ExitStatus, Failure> {
+/// Runs the program to its end. The earlier traces are gone once it has begun: an interrupt may end both.
+fn wait_for(wanted: &args::Trace, output: &Path, earlier: Earlier) -> Result<ExitStatus, Failure> {
     let [program, arguments @ ..] = &wanted.command[..] else {
         return Err(Failure::new(Exit::Input, "no command was given"));
     };
@@ -118,7 +118,7 @@ fn wait_for(wanted: &args::Trace, output: &Path) -> Result<ExitStatus, Failure> 
     if wanted.engines {
         command.env(TRACE_ENGINES_VARIABLE, "1");
     }
-    command.status().map_err(|error| {
+    let mut child = command.spawn().map_err(|error| {
         let here = match error.kind() {
             ErrorKind::NotFound if env::current_dir().is_ok_and(|here| here.join(program).is_file()) => {
                 "; write ./ before a program of this folder"
@@ -126,6 +126,10 @@ fn wait_for(wanted: &args::Trace, output: &Path) -> Result<ExitStatus, Failure> 
             _ => "",
         };
         Failure::caused_by(Exit::Input, format!("cannot run {}{here}", program.display()), error)
+    })?;
+    earlier.remove();
+    child.wait().map_err(|error| {
+        Failure::caused_by(Exit::Io, format!("cannot wait for {}", program.display()), error)
     })
 }
 

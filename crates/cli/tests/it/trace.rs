@@ -113,6 +113,12 @@ fn program_that_records_nothing_is_an_error() {
     trace(&output, &["sh", "-c", "exit 3"]).failed(3, &[]);
     trace(&output, &["/nonexistent/program", "--help"]).failed(2, &["cannot run /nonexistent/program"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    // An earlier trace is gone while the program runs: it and the command may be interrupted.
+    fs::write(&output, "").unwrap();
+    let is_gone =
+        "for _ in $(seq 200); do [ -e \"$TRANSLOAD_TRACE.earlier\" ] || exit 0; sleep 0.05; done; exit 5";
+    trace(&output, &["sh", "-c", is_gone]).failed(2, &["recorded nothing"]);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     let garbage = "echo garbage > \"$TRANSLOAD_TRACE\"; exit 4";
     trace(&output, &["sh", "-c", garbage]).failed(4, &["t.pftrace: not readable: no Perfetto trace"]);
 }

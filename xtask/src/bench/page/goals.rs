@@ -11,16 +11,21 @@ use crate::bench::{
 
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let missed: Vec<&ResultRow> = missed(page.results).into_iter().map(|(row, _)| row).collect();
+    let near = near(page.results);
     let met: Vec<&ResultRow> = with_goal(page.results).filter(|row| row.met == Some(true)).collect();
-    if missed.is_empty() && met.is_empty() {
+    if missed.is_empty() && near.is_empty() && met.is_empty() {
         return html! { p { "No row of this run has a goal." } };
     }
     let (shown, more) = missed.split_at(missed.len().min(SHOWN));
     html! {
-        @if missed.is_empty() { p { "All " (met.len()) " goals are met." } }
+        @if missed.is_empty() && near.is_empty() { p { "All " (met.len()) " goals are met." } }
+        @else if missed.is_empty() { p { "No goal is missed." } }
         @else { (table(&format!("{} missed goals, the farthest first", missed.len()), shown)) }
         @if !more.is_empty() {
             details { summary { (more.len()) " more missed goals" } (table("More missed goals", more)) }
+        }
+        @if !near.is_empty() {
+            details { summary { (near.len()) " goals that are near: the spread reaches them" } (table("Near goals", &near)) }
         }
         @if !met.is_empty() {
             details { summary { (met.len()) " goals that are met" } (table("Met goals", &met)) }
@@ -33,9 +38,14 @@ pub(super) fn with_goal(results: &Results) -> impl Iterator<Item = &ResultRow> {
     results.rows.iter().filter(|row| row.met.is_some() && !row.simulated)
 }
 
+/// Returns the rows whose medians miss their goals, and whose spreads reach them.
+pub(super) fn near(results: &Results) -> Vec<&ResultRow> {
+    with_goal(results).filter(|row| row.met == Some(false) && !is_missed(row)).collect()
+}
+
 /// Returns the rows that miss their goals, each with its value over the goal's, farthest first.
 pub(super) fn missed(results: &Results) -> Vec<(&ResultRow, f64)> {
-    let missed = with_goal(results).filter(|row| row.met == Some(false));
+    let missed = with_goal(results).filter(|row| is_missed(row));
     let mut missed: Vec<_> = missed.map(|row| (row, beyond(row))).collect();
     missed.sort_by(|a, b| b.1.total_cmp(&a.1));
     missed

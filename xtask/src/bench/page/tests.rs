@@ -348,3 +348,17 @@ fn every_record_is_drawn_soundly_and_short() {
         assert!(open.matches("<svg").count() <= 36, "{name}");
     }
 }
+
+#[test]
+fn goal_that_the_spread_reaches_is_not_missed() {
+    let mut results = hardware_sample();
+    let row = results.rows.iter_mut().find(|row| row.met.is_some()).unwrap();
+    (row.met, row.goal, row.ratio) = (Some(false), Some(">= 4 GB/s".to_owned()), None);
+    (row.value, row.p10, row.p90) = (3.5, 3.0, 4.1);
+    let near = summary(&results, None);
+    assert!(near.contains("0 of 1 goals of speed are met") && near.contains("reaches the other"), "{near}");
+    assert!(!near.contains("missed"), "{near}");
+    let row = results.rows.iter_mut().find(|row| row.met.is_some()).unwrap();
+    row.p90 = 3.9;
+    assert!(summary(&results, None).contains("1 of 1 goals of speed are missed"));
+}

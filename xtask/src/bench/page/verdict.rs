@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{
     Page,
-    goals::{missed, with_goal},
+    goals::{missed, near, with_goal},
 };
 use crate::bench::{
     format::{path, quantity, size},
@@ -44,17 +44,21 @@ fn failures(failed: &[String]) -> Markup {
 
 fn goals(page: &Page<'_>) -> Markup {
     let count = with_goal(page.results).count();
-    let missed = missed(page.results);
+    let (missed, near) = (missed(page.results), near(page.results).len());
     html! {
         @match (count, missed.first()) {
             (0, _) if page.results.simulated => "No goal of speed applies.",
             (0, _) => "No measurement of this run has a goal.",
+            (_, None) if near > 0 => {
+                strong { (count - near) " of " (count) " goals of speed are met" } "; the spread reaches " @if near == 1 { "the other." } @else { "the others." }
+            },
             (_, None) => { strong { "All " (count) " goals of speed are met" } @if page.results.simulated { ", those of the host alone" } "." },
             (_, Some((row, _))) => {
                 strong { (missed.len()) " of " (count) " goals of speed are missed" }
                 ": farthest from its goal is " code { (row.id) } " with " (quantity(row.value, &row.unit))
                 @if let Some(ratio) = row.ratio.filter(|_| row.goal.as_ref().is_some_and(|goal| goal.contains("x reference"))) { ", " (format!("{ratio:.2}")) " times the reference" }
                 " (goal: " (row.goal.as_deref().unwrap_or_default()) ")."
+                @if near > 0 { " The spread reaches " (near) " more." }
             },
         }
     }
