@@ -4,8 +4,8 @@ use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
     CompletionHandler, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, RefusalHandler, StreamPriority,
-    Submission, Submitted, Transfer, TransferEvent, TransferId, TransferMethod, TrySubmitError, Turns,
-    Unblocked,
+    Submission, Submitted, Transfer, TransferEvent, TransferId, TransferMethod, TransferPath, TrySubmitError,
+    Turns, Unblocked,
 };
 
 use crate::{
@@ -38,11 +38,11 @@ pub(crate) struct Extras<'a> {
     pub(crate) waits: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
-    /// Whether a buffer is not mapped for ZeroCopy, although memory of its place usually is.
-    pub(crate) is_unmapped: bool,
-    /// A method that declined, and why: DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants
-    /// the peer no access, which rows need.
-    pub(crate) cause: Option<&'a (TransferMethod, Error)>,
+    /// Methods that declined: a bit for each one's index. ZeroCopy, if a buffer is not mapped, although memory of its place usually is;
+    /// DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants the peer no access, which rows need.
+    pub(crate) declined: u8,
+    /// Why the last of them did, if that is the reason where no method is left.
+    pub(crate) cause: Option<&'a Error>,
 }
 
 /// Whether a transfer may be staged, if pinned memory was short.
@@ -66,9 +66,7 @@ impl Extras<'_> {
     /// Returns the methods that declined the transfer: a bit for each method's index.
     pub(crate) fn declined(&self) -> u8 {
         let staged = if self.staging == Staging::Declined { bit(TransferMethod::HostStaged) } else { 0 };
-        let mapped = if self.is_unmapped { bit(TransferMethod::ZeroCopy) } else { 0 };
-        let known = self.cause.map_or(0, |(method, _)| bit(*method));
-        staged | mapped | known
+        staged | self.declined
     }
 }
 
@@ -156,20 +154,13 @@ impl CrossBackendTransferManager {
             && !transload_core::mutant!("transfer/unmapped-buffer-declines")
         {
             // Such as a buffer that a framework made.
-            let ((src, dst), (options, extras)) = again;
-            let extras = Extras { is_unmapped: true, ..extras.copied().unwrap_or_default() };
-            report_events::declined(extras.id, path, method);
-            return Ok(self.attempt(src, dst, options, Some(&extras)));
+            return Ok(self.attempt_without_method(method, path, None, again));
         }
         if method == TransferMethod::PeerToPeer
             && error.kind() == ErrorKind::Unsupported
-            && let ((src, dst), (options, Some(extras))) = again
-            && extras.rows.is_some()
+            && again.1.1.is_some_and(|extras| extras.rows.is_some())
         {
-            report_events::declined(extras.id, path, method);
-            let cause = (method, error);
-            let extras = Extras { cause: Some(&cause), ..*extras };
-            return Ok(self.attempt(src, dst, options, Some(&extras)));
+            return Ok(self.attempt_without_method(method, path, Some(&error), again));
         }
         if is_the_callers(error.kind()) {
             return Ok(self.refuse(again.1.1.and_then(|extras| extras.id), error));
@@ -179,14 +170,10 @@ impl CrossBackendTransferManager {
         if !is_shortage || transload_core::mutant!("transfer/shortage-declines") {
             return Err(error);
         }
-        let ((src, dst), (options, extras)) = again;
-        let extras = extras.copied().unwrap_or_default();
         if method == TransferMethod::DirectCopy {
-            report_events::declined(extras.id, path, method);
-            let cause = (method, error);
-            let extras = Extras { cause: Some(&cause), ..extras };
-            return Ok(self.attempt(src, dst, options, Some(&extras)));
+            return Ok(self.attempt_without_method(method, path, Some(&error), again));
         }
+        let extras = again.1.1.copied().unwrap_or_default();
         if extras.staging == Staging::Usual {
             report_events::declined(extras.id, path, method);
             return Ok(self.attempt_with(Staging::Declined, again));
@@ -213,11 +200,26 @@ impl CrossBackendTransferManager {
     pub(crate) fn with_no_method(&self, error: Error, again: Again<'_>) -> Transfer {
         match again.1.1 {
             Some(Extras { staging: Staging::Declined, .. }) => self.attempt_with(Staging::LastResort, again),
-            Some(Extras { id, cause: Some((_, cause)), .. }) if error.kind() == ErrorKind::Unsupported => {
-                self.refuse(*id, cause.clone())
+            Some(Extras { id, cause: Some(cause), .. }) if error.kind() == ErrorKind::Unsupported => {
+                self.refuse(*id, (*cause).clone())
             }
             extras => self.refuse(extras.and_then(|extras| extras.id), error),
         }
+    }
+
+    /// Goes on by another method than one that declined, and why.
+    fn attempt_without_method(
+        &self,
+        method: TransferMethod,
+        path: TransferPath,
+        cause: Option<&Error>,
+        ((src, dst), (options, extras)): Again<'_>,
+    ) -> Transfer {
+        let extras = extras.copied().unwrap_or_default();
+        report_events::declined(extras.id, path, method);
+        let declined = extras.declined | bit(method);
+        let extras = Extras { declined, cause: cause.or(extras.cause), ..extras };
+        self.attempt(src, dst, options, Some(&extras))
     }
 
     fn attempt_with(&self, staging: Staging, ((src, dst), (options, extras)): Again<'_>) -> Transfer {

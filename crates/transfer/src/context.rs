@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicBool, AtomicU64},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -117,6 +117,12 @@ impl ManagerContext {
         TransferId::if_wanted(
             self.observer.as_ref().map_or(Wanted::Failure, |observer| observer.wants(bytes)),
         )
+    }
+
+    /// Counts and reports what was refused before anything was enqueued.
+    pub(crate) fn refused(&self, id: Option<TransferId>, error: &Error) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        report_events::refused(id, error);
     }
 
     pub(crate) fn tell(&self, event: TransferEvent<'_>) {

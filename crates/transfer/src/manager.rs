@@ -445,8 +445,7 @@ impl CrossBackendTransferManager {
 
     #[cold]
     pub(crate) fn refuse(&self, id: Option<TransferId>, error: Error) -> Transfer {
-        self.context.refused.fetch_add(1, Ordering::Relaxed);
-        report_events::refused(id, &error);
+        self.context.refused(id, &error);
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
 }

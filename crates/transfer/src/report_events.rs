@@ -203,13 +203,16 @@ pub(crate) fn deferred(id: TransferId) {
 
 #[cold]
 pub(crate) fn unobserved(id: Option<TransferId>, error: &Error) {
-    tracing::warn!(
-        name: events::FAILURE_UNOBSERVED,
-        target: events::TRANSFER,
-        transfer = number(id),
-        %error,
-        "no caller observed this failure"
-    );
+    // Drains and drops go on, whatever a subscriber does.
+    let _panic = catch_panic(|| {
+        tracing::warn!(
+            name: events::FAILURE_UNOBSERVED,
+            target: events::TRANSFER,
+            transfer = number(id),
+            %error,
+            "no caller observed this failure"
+        );
+    });
 }
 
 #[cold]
@@ -299,13 +302,15 @@ pub(crate) fn kernel_unavailable(device: DeviceId, error: &Error) {
 
 #[cold]
 pub(crate) fn device_lost(device: DeviceId, error: &Error) {
-    tracing::error!(
-        name: events::DEVICE_LOST,
-        target: events::TRANSFER,
-        %device,
-        %error,
-        "device is lost; its transfers are refused"
-    );
+    let _panic = catch_panic(|| {
+        tracing::error!(
+            name: events::DEVICE_LOST,
+            target: events::TRANSFER,
+            %device,
+            %error,
+            "device is lost; its transfers are refused"
+        );
+    });
 }
 
 #[cold]

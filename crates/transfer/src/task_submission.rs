@@ -120,7 +120,7 @@ impl<W: Work> TaskSubmission<W> {
                                 (error, posted.0.lock().take().map(|same| same.work))
                             }
                         };
-                        report_events::refused(id, &error);
+                        context.refused(id, &error);
                         let refused = Transfer::refused_with(error, id, Arc::clone(&context) as _);
                         return W::refused(work, &context, refused);
                     }

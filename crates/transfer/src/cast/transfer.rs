@@ -11,8 +11,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, Error, Fence, FloatType, Result, Transfer, TransferPath, TransferReport,
-    TrySubmitError, Turns,
+    Access, Claims, DeviceId, Error, Fence, FloatType, Result, Transfer, TransferId, TransferPath,
+    TransferReport, TrySubmitError, Turns, Wanted,
 };
 
 use super::{CastRequest, job::Job};
@@ -113,7 +113,13 @@ impl CastTransfer {
 
     /// Adds the next step. Returns whether it was submitted.
     pub(super) fn add(&mut self, part: Result<Part>, job: &mut Job) -> bool {
-        let part = part.inspect_err(|error| self.context.lost.note(job.lane, error));
+        if let Err(error) = &part {
+            self.context.lost.note(job.lane, error);
+            // A copy counts itself.
+            if self.running.is_empty() {
+                self.context.refused(TransferId::if_wanted(Wanted::Failure), error);
+            }
+        }
         let part = part.and_then(|part| match &part {
             Part::Copy(transfer) => transfer.refusal().cloned().map_or(Ok(part), Err),
             Part::Cast(_) => Ok(part),

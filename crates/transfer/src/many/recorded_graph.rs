@@ -18,7 +18,7 @@ use crate::{
     context::{ManagerContext, is_observed},
     methods::SingleOperation,
     planning::{engine_queue::EngineQueue, request::PlanInput},
-    report_events::{self, CompletionWithId, Traced},
+    report_events::{CompletionWithId, Traced},
     stats::unobserved::UnobservedTransfer,
 };
 
@@ -115,7 +115,7 @@ impl RecordedGraph {
             }
             Err(error) => {
                 context.lost.note(report.lane, &error);
-                report_events::refused(id, &error);
+                context.refused(id, &error);
                 Transfer::refused_with(error, id, Arc::clone(context) as _)
             }
         }

@@ -87,11 +87,11 @@ impl Plan {
         Self { report, alternatives }
     }
 
-    /// Returns whether a transfer went as planned, ignoring times and what was queued for the copy engine.
+    /// Returns whether a transfer went as planned, ignoring its id, times, and what was queued for the copy engine.
     #[must_use]
     pub fn agrees_with(&self, report: &TransferReport) -> bool {
         let mut planned = self.report.clone();
-        planned.queued = report.queued;
+        (planned.id, planned.queued) = (report.id, report.queued);
         (planned.submitting, planned.elapsed, planned.moving) =
             (report.submitting, report.elapsed, report.moving);
         planned == *report

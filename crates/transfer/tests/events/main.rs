@@ -20,6 +20,7 @@ mod watchdog;
 
 use std::{
     future::IntoFuture,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Context, Waker},
     thread,
@@ -407,6 +408,40 @@ fn subscriber_that_panics_at_a_failed_dependency_ends_no_transfer() {
         let copy = manager.copy(&src, &dst).after(&failing).method(TransferMethod::HostStaged);
         pollster::block_on(copy.into_future()).unwrap();
         manager.drain().unwrap();
+    });
+}
+
+/// A drain that is called again after the panic waits for nothing that is gone.
+#[test]
+fn subscriber_that_panics_at_an_unobserved_failure_hinders_no_drain() {
+    for (name, kind) in
+        [(events::FAILURE_UNOBSERVED, ErrorKind::Device), (events::DEVICE_LOST, ErrorKind::DeviceLost)]
+    {
+        record_panicking(name, || {
+            within("drains whose subscriber panics", move || {
+                let (manager, backend) = manager(Mock::default());
+                let pairs = [(); 3].map(|()| pair(&manager, 1000));
+                backend.fail_next(kind);
+                pairs.iter().for_each(|(src, dst)| drop(manager.copy(src, dst).submit()));
+                let drained = catch_unwind(AssertUnwindSafe(|| manager.drain()));
+                assert_eq!(drained.map(|drained| drained.unwrap_err().kind()).ok(), Some(kind), "{name}");
+                manager.drain().unwrap();
+                let counts = manager.get_transfer_stats();
+                let counted = counts.iter().map(|counts| counts.transfers + counts.failures).sum::<u64>();
+                assert_eq!(counted, 3, "{name}");
+            });
+        });
+    }
+}
+
+#[test]
+fn plan_agrees_with_a_transfer_that_has_an_id() {
+    record(|| {
+        let (manager, _backend) = manager(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        let plan = manager.copy(&src, &dst).plan().unwrap();
+        let report = manager.copy(&src, &dst).wait().unwrap();
+        assert!(report.id.is_some() && plan.agrees_with(&report), "{plan}\n{report:?}");
     });
 }
 

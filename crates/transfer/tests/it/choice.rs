@@ -6,7 +6,7 @@ use transload_core::{
     CostBasis, CostModel, DeviceId, ErrorKind, MemoryKind, PathCost, Place, RejectReason, Rejected,
     TransferMethod, TransferPath,
 };
-use transload_transfer::{Plan, TransferOptions};
+use transload_transfer::{Plan, StridedLayout, TransferOptions};
 
 use crate::{MOCK, Mock, pair, with};
 
@@ -80,6 +80,29 @@ fn every_rejected_method_has_a_reason() {
         let methods = [HostStaged, UnifiedMemory, PeerToPeer, ZeroCopy];
         assert_eq!(reasons(&plan), methods.into_iter().zip(expected).collect::<Vec<_>>(), "{plan}");
     }
+}
+
+/// Rows between peers whose memory grants no access, while the queue that would copy directly is short of memory.
+#[test]
+fn methods_that_declined_are_not_tried_again() {
+    let mut machine = machine(true);
+    machine.devices.iter_mut().for_each(|(_, kinds)| kinds.push(MemoryKind::Pinned));
+    let (manager, backend) = with(Mock { enables_peers: true, ..machine });
+    let path = TransferPath::new(on(0, MemoryKind::Device), on(1, MemoryKind::Device));
+    let by = [TransferMethod::PeerToPeer, TransferMethod::DirectCopy, TransferMethod::HostStaged];
+    let costs = by.into_iter().zip(1..).map(|(method, cost)| PathCost {
+        path,
+        method,
+        model: CostModel::linear(Duration::from_nanos(cost), 1e15),
+    });
+    manager.set_costs(costs.collect());
+    let [src, dst] = [path.src, path.dst].map(|at| manager.allocate(at.device, at.kind, 4096).unwrap());
+    let rows = StridedLayout::new(64).repeat(4, 1000);
+    let copy = manager.copy_strided((&src, &rows), (&dst, &rows)).unwrap();
+    [ErrorKind::Unsupported, ErrorKind::OutOfMemory].map(|kind| backend.refuse_next(kind));
+    assert_eq!(copy.wait().unwrap().method, TransferMethod::HostStaged);
+    drop((src, dst));
+    manager.drain().unwrap();
 }
 
 #[test]

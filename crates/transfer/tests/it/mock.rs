@@ -27,6 +27,7 @@ pub(crate) struct MockBackend {
     costs: Vec<PathCost>,
     copies: fn(Place, Place) -> bool,
     peers: bool,
+    enables_peers: bool,
     shares: bool,
     in_place: Option<DeviceId>,
     staging: StagingHints,
@@ -45,6 +46,7 @@ pub(crate) struct Mock {
     pub(crate) costs: Vec<PathCost>,
     pub(crate) copies: fn(Place, Place) -> bool,
     pub(crate) peers: bool,
+    pub(crate) enables_peers: bool,
     pub(crate) simulated: bool,
     pub(crate) concurrent_managed_access: bool,
     /// Whether it shares by a copy that it does not wait for.
@@ -68,6 +70,7 @@ impl Default for Mock {
             costs: Vec::new(),
             copies: |_, _| true,
             peers: false,
+            enables_peers: false,
             simulated: false,
             concurrent_managed_access: false,
             shares: false,
@@ -102,6 +105,7 @@ impl Mock {
             costs: self.costs,
             copies: self.copies,
             peers: self.peers,
+            enables_peers: self.enables_peers,
             shares: self.shares,
             in_place: self.in_place,
             staging: self.staging,
@@ -297,8 +301,10 @@ impl Backend for MockBackend {
     }
 
     fn enable_peer_access(&self, _: DeviceId, _: DeviceId) -> Result<()> {
-        let kind = self.shared.refusals.lock().pop_front().unwrap_or(ErrorKind::Unsupported);
-        Err(Error::new(kind, "the mock enables no peer access"))
+        match self.shared.refusals.lock().pop_front() {
+            None if self.enables_peers => Ok(()),
+            kind => Err(Error::new(kind.unwrap_or(ErrorKind::Unsupported), "no peer access")),
+        }
     }
 
     fn prepare_in_place(&self, _: DeviceId) -> Result<()> {

@@ -176,11 +176,11 @@ pub(super) fn write(path: &Path, key: &Key, calibration: &Calibration) -> Result
     is_there(path)?;
     let mut calibration = calibration.clone();
     // Devices of other families have no text that could be read back.
-    let can_be_read = |path: TransferPath| {
-        [path.src, path.dst].iter().all(|place| !matches!(place.device, DeviceId::Other(..)))
-    };
-    calibration.paths.retain(|path| can_be_read(path.path));
-    calibration.lists.retain(|list| can_be_read(list.path));
+    let is_read = |device: DeviceId| !matches!(device, DeviceId::Other(..));
+    let are_read = |path: TransferPath| is_read(path.src.device) && is_read(path.dst.device);
+    calibration.paths.retain(|path| are_read(path.path));
+    calibration.lists.retain(|list| are_read(list.path));
+    calibration.staging.retain(|staging| is_read(staging.device));
     calibration.unfinished.clear();
     let written = Written { format: FORMAT, key, calibration: &calibration };
     let text = serde_json::to_vec(&written)
@@ -215,7 +215,7 @@ fn fill(path: &Path, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use transload_transfer::ListCalibration;
+    use transload_transfer::{ListCalibration, StagingCalibration, StagingTuning};
 
     use super::*;
 
@@ -240,8 +240,14 @@ mod tests {
         other.path.dst.device = DeviceId::Other("npu", 0);
         let mut calibration = Calibration::default();
         calibration.lists = vec![other, list.clone()];
+        let staging = json!({ "device": "cuda:0", "tuning": StagingTuning::default(), "times": [] });
+        let staging: StagingCalibration = serde_json::from_value(staging).unwrap();
+        let mut of_other = staging.clone();
+        of_other.device = DeviceId::Other("npu", 0);
+        calibration.staging = vec![of_other, staging.clone()];
         write(&file, &key, &calibration).unwrap();
-        assert_eq!(read(&file, &key).unwrap().unwrap().lists, std::slice::from_ref(&list));
+        let found = read(&file, &key).unwrap().unwrap();
+        assert_eq!((found.lists, found.staging), (vec![list.clone()], vec![staging]));
         // More than could be read back.
         calibration.lists = vec![list.clone(); 40_000];
         let refused = write(&file, &key, &calibration).unwrap_err();

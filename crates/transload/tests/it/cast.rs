@@ -194,6 +194,15 @@ fn invalid_casts_are_refused_with_what_is_valid() {
     }
     assert_eq!(setup.manager.refused(), 14);
     assert_eq!(read(&setup, &there), [2; 64]);
+    // What the first step finds counts, too.
+    let [source, into] = [64, 32].map(|bytes| setup.filled(MemoryKind::Pageable, &vec![0; bytes]));
+    let open = source.write().unwrap();
+    let cast = setup.manager.cast((&source, f32), (&into, f16));
+    for error in [cast.clone().wait().unwrap_err(), pollster::block_on(cast.into_future()).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    }
+    assert_eq!(setup.manager.refused(), 16);
+    drop(open);
 }
 
 #[test]

@@ -53,6 +53,20 @@ fn replay_is_one_launch_with_current_source_bytes() {
 }
 
 #[test]
+fn refused_replay_is_counted() {
+    let setup = Setup::new();
+    let source = setup.filled(MemoryKind::Pinned, &noise(BYTES, 1));
+    let there = setup.allocate(MemoryKind::Device, BYTES);
+    let recorded = setup.manager.record(&[(source.clone(), there)], &ANY).unwrap();
+    let open = source.write().unwrap();
+    assert_eq!(recorded.replay().wait().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(setup.manager.refused(), 1);
+    drop(open);
+    recorded.replay().wait().unwrap();
+    assert_eq!(setup.manager.refused(), 1);
+}
+
+#[test]
 fn a_replay_is_ordered_with_transfers_before_and_after_it() {
     let setup = Setup::new();
     let (there, copy) =
