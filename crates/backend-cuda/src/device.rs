@@ -192,7 +192,8 @@ impl DeviceState {
     /// Waits for the streams, then releases cached memory. The loss of the context is returned once.
     pub(crate) fn drain(&self) -> Result<()> {
         match self.drain_all() {
-            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+            // A driver that answers nothing has no code of its own for that.
+            Err(error) if error.kind() == ErrorKind::DeviceLost || self.device.check_usable().is_err() => {
                 let reported = self.loss_reported.swap(true, Ordering::Relaxed);
                 if reported { Ok(()) } else { Err(self.device.check_usable().err().unwrap_or(error)) }
             }

@@ -5,12 +5,13 @@ use std::{
     marker::PhantomData,
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
-    thread::LocalKey,
+    thread::{self, LocalKey},
+    time::Duration,
 };
 
 use cust::sys::CUcontext;
 
-use crate::{Device, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
+use crate::{Device, DriverError, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
 
 /// A device's primary context. PyTorch, cudarc, cust and the CUDA runtime share it, so memory, streams and events can
 /// be passed between them.
@@ -200,6 +201,37 @@ impl Context {
         // SAFETY: both out pointers are valid for the call.
         self.call("cuMemGetInfo_v2", || unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free, total))
+    }
+
+    /// Returns the error of a call that may be repeated, or, if the driver answers nothing else about the device either, one that
+    /// [is sticky](DriverError::is_sticky): what ends a wait that would fail for ever. Drivers have no code of their own for a GPU that has
+    /// fallen off the bus: many answer each call with `CUDA_ERROR_UNKNOWN`, which after a single call says nothing.
+    ///
+    /// Blocks for a tenth of a second before it finds that; not if a [loss](Self::loss) is recorded, nor where it finds the device well.
+    #[must_use]
+    pub fn judge(&self, error: DriverError) -> DriverError {
+        /// Questions, and the pause between two of them.
+        const QUESTIONS: (u32, Duration) = (20, Duration::from_millis(5));
+        if error.is_sticky() {
+            return error;
+        }
+        for question in 0..if self.loss().is_some() { 0 } else { QUESTIONS.0 } {
+            if question > 0 {
+                thread::park_timeout(QUESTIONS.1);
+            }
+            match self.memory_info() {
+                Err(sticky) if sticky.is_sticky() => return sticky,
+                Err(unknown) if !unknown.is_out_of_memory() => {}
+                _ => return error,
+            }
+        }
+        DriverError::Unresponsive { ordinal: self.device().ordinal(), cause: Box::new(error) }
+    }
+
+    /// Like [`judge`](Self::judge), for a call that is not repeated: only `CUDA_ERROR_UNKNOWN`, which a driver that is stuck answers, is judged.
+    #[must_use]
+    pub fn judge_unknown(&self, error: DriverError) -> DriverError {
+        if error.code() == Some(code::UNKNOWN) { self.judge(error) } else { error }
     }
 
     /// Returns the numerically greatest (least urgent) and least (most urgent) stream priority.

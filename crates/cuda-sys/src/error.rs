@@ -52,6 +52,15 @@ pub enum DriverError {
         /// Ordinal of the stream's device.
         stream: u32,
     },
+    /// The driver answers no call for this device any more, whatever the code: the GPU has fallen off the bus, or the driver is stuck. Found by
+    /// [`Context::judge`](crate::Context::judge).
+    #[error("CUDA device {ordinal} answers no call any more: {cause}")]
+    Unresponsive {
+        /// Ordinal of the device.
+        ordinal: u32,
+        /// The error that was judged.
+        cause: Box<DriverError>,
+    },
     /// The driver returned an error code.
     #[error("{call} failed: {name} ({code})")]
     Call {
@@ -70,6 +79,7 @@ impl DriverError {
     pub fn code(&self) -> Option<u32> {
         match self {
             Self::Call { code, .. } => Some(*code),
+            Self::Unresponsive { cause, .. } => cause.code(),
             _ => None,
         }
     }
@@ -83,13 +93,14 @@ impl DriverError {
     /// Returns whether the context is unusable (a sticky error): only a new process, or a reset of the primary context
     /// by its owner, recovers.
     ///
-    /// Also true if the driver has shut down, as at process exit.
+    /// Also true if the driver has shut down, as at process exit, and of [`Unresponsive`](Self::Unresponsive).
     ///
     /// Source: the CUDA driver API's descriptions of these codes ("To continue using CUDA, the process must be
     /// terminated and relaunched").
     #[must_use]
     pub fn is_sticky(&self) -> bool {
-        matches!(self.code(), Some(code) if code::STICKY.contains(&code) || code::GONE.contains(&code))
+        matches!(self, Self::Unresponsive { .. })
+            || matches!(self.code(), Some(code) if code::STICKY.contains(&code) || code::GONE.contains(&code))
     }
 }
 

@@ -33,10 +33,11 @@ pub fn lift(error: DriverError) -> Error {
 /// memory, an event or a stream of another device that is lost.
 #[must_use]
 pub fn lift_in(context: &Context, error: DriverError) -> Error {
+    let error = context.judge_unknown(error);
     if !error.is_sticky() || mutant!("memory/call-tells-loss") {
         return lift(error);
     }
-    match memory_info(context) {
+    match memory_info(context).map_err(|error| context.judge(error)) {
         Err(again) if again.is_sticky() => lost_here(context, error),
         _ => lost_elsewhere(context, error),
     }
@@ -66,6 +67,7 @@ pub(crate) fn lift_allocation(
     place: Place,
     requested: usize,
 ) -> Error {
+    let error = context.judge_unknown(error);
     if error.is_sticky() {
         return lost_here(context, error);
     }

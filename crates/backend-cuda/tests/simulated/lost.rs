@@ -2,7 +2,7 @@
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer,
+    Backend, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, QueueLease, RawBuffer,
     StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_cuda_sim::SimDevice;
@@ -12,6 +12,8 @@ use super::{builder, serving::watched};
 
 const ILLEGAL_ADDRESS: u32 = 700;
 const EXTERNAL_DEVICE: u32 = 911;
+/// What a driver answers to every call once the GPU no longer answers it; a single one says nothing.
+const UNKNOWN: u32 = 999;
 const KINDS: [MemoryKind; 4] =
     [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
 
@@ -79,6 +81,37 @@ fn error_of_an_external_device_is_a_loss() {
         assert_refused(backend.drain(), &cause, "the first drain");
         assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     });
+}
+
+/// By each way to learn of an end, since any may be the first that meets the loss.
+#[test]
+fn device_that_answers_no_call_is_lost() {
+    type Met = fn(&CudaStream, &Fence) -> transload_core::Result<()>;
+    let ways: [(&str, Met); 5] = [
+        ("a wait", |_, fence| fence.wait()),
+        ("a query", |_, fence| fence.timeline().poll(fence.point()).map(drop)),
+        ("a task", |_, fence| pollster::block_on(fence.done())),
+        ("a wait for a stream", |stream, _| stream.synchronize()),
+        ("a wait for all of a stream", |stream, _| stream.fence()?.wait()),
+    ];
+    for (what, meets) in ways {
+        watched(move || {
+            let sim = builder().build();
+            let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+            let (backend, device) = (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(sim.ordinal()));
+            let buffers = KINDS.map(|kind| backend.allocate(device, kind, 4096).unwrap());
+            let stream = CudaStream::new(backend.device(sim.ordinal()).unwrap()).unwrap();
+            let fill = Operation::Fill { dst: &buffers[0], pattern: Pattern::U8(1) };
+            let filled = submit(&stream, &fill, Timing::Off).unwrap();
+            sim.poison(UNKNOWN);
+            let cause = meets(&stream, &filled).unwrap_err();
+            assert_eq!(cause.kind(), ErrorKind::DeviceLost, "{what}: {cause}");
+            assert_refused(backend.allocate(device, MemoryKind::Device, 4096), &cause, what);
+            drop((buffers, stream));
+            assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost, "{what}");
+            assert!(backend.resource_counts().is_empty(), "{what}: {}", backend.resource_counts());
+        });
+    }
 }
 
 /// CUDA tells of a loss at any later call, also at one that submits, or makes a stream.

@@ -204,6 +204,7 @@ impl Drop for DriverMemory {
 /// Updates the counts after a free. Memory that could not be freed still counts as live; memory of a lost context does
 /// not.
 pub(crate) fn finish_free(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
+    let freed = freed.map_err(|error| context.judge(error));
     let is_gone = match &freed {
         Ok(()) => true,
         Err(error) if error.is_sticky() && !mutant!("memory/lost-memory-is-gone") => {

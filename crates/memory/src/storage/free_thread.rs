@@ -196,12 +196,13 @@ fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError>
     wait_until_complete(&stream)
 }
 
-/// Waits for a stream's work, however often that fails: an error that is not sticky says nothing about the work.
+/// Waits for a stream's work, however often that fails: an error says nothing about the work while the device answers other calls.
 fn wait_until_complete(stream: &Stream) -> Result<(), DriverError> {
     /// Pause before a wait is repeated.
     const PAUSE: Duration = Duration::from_millis(1);
     let mut is_first = true;
     while let Err(error) = stream.synchronize() {
+        let error = stream.context().judge(error);
         if error.is_sticky() || transload_core::mutant!("memory/dropped-writes-are-waited-for") {
             return Err(error);
         }

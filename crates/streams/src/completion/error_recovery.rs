@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use transload_core::{Error, ErrorKind, Result, events::report, mutant};
-use transload_cuda_sys::DriverError;
+use transload_cuda_sys::{Context, DriverError};
 use transload_memory::{lift, lost_elsewhere, record_loss};
 
 use super::{stream_events::SMALL, timeline::StreamTimeline};
@@ -18,8 +18,21 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
+    /// Yields or sleeps before the next retry. Returns the error of the last one, or that of a lost device once many have failed.
+    pub(crate) fn pause(&mut self, context: &Context, error: DriverError) -> DriverError {
+        if is_capture_error(&error) || self.0 < ATTEMPTS {
+            self.sleep();
+            return error;
+        }
+        let error = context.judge(error);
+        if !error.is_sticky() {
+            self.sleep();
+        }
+        error
+    }
+
     /// Yields or sleeps before the next retry.
-    pub(crate) fn pause(&mut self) {
+    pub(crate) fn sleep(&mut self) {
         if self.0 < ATTEMPTS {
             self.0 += 1;
             thread::yield_now();
@@ -67,10 +80,10 @@ impl StreamTimeline {
     fn wait_until_idle(&self, point: u64) -> Result<()> {
         let mut backoff = Backoff::default();
         while let Err(error) = self.synchronize_driver() {
+            let error = if error.is_sticky() { error } else { backoff.pause(self.context(), error) };
             if error.is_sticky() {
                 return Err(self.mark_lost(error));
             }
-            backoff.pause();
             if is_capture_error(&error) {
                 self.wait_for_capture_end();
             }
@@ -83,6 +96,7 @@ impl StreamTimeline {
     /// stream says so itself. Else it is another one, whose memory or event the call names.
     #[cold]
     pub(crate) fn lift(&self, error: DriverError) -> Error {
+        let error = self.context().judge_unknown(error);
         if !error.is_sticky() || !self.may_query() || mutant!("streams/refused-call-tells-loss") {
             return lift(error);
         }
@@ -100,7 +114,7 @@ impl StreamTimeline {
 
     /// Returns whether the stream itself says that its device is lost.
     fn is_lost_by_query(&self) -> bool {
-        self.stream().is_idle().is_err_and(|error| error.is_sticky())
+        self.stream().is_idle().is_err_and(|error| self.context().judge(error).is_sticky())
     }
 
     /// Like [`resolve_error`](Self::resolve_error), for work that was enqueued without an event.
@@ -145,9 +159,11 @@ impl StreamTimeline {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            // Repeated later: this may be the thread that serves all streams.
-            Err(error) if !error.is_sticky() => Ok(false),
-            Err(error) => Err(self.resolve_error(point, error)),
+            Err(error) => match self.context().judge(error) {
+                error if error.is_sticky() => Err(self.resolve_error(point, error)),
+                // Repeated later: this may be the thread that serves all streams.
+                _ => Ok(false),
+            },
         }
     }
 

@@ -61,16 +61,18 @@ fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
             Err(error) if is_capture_error(&error) => None,
             _ => Some(EndState::Recorded(event)),
         },
-        Err(error) if error.is_sticky() => Some(EndState::Complete),
-        Err(error) if may_wait => {
-            let device = DeviceId::Cuda(stream.context().device().ordinal());
-            report::call_failed("waiting for a stream instead of a fence", device, &error);
-            match stream.synchronize() {
-                Err(error) if !error.is_sticky() => None,
-                _ => Some(EndState::Complete),
+        Err(error) => match stream.context().judge(error) {
+            error if error.is_sticky() => Some(EndState::Complete),
+            error if may_wait => {
+                let device = DeviceId::Cuda(stream.context().device().ordinal());
+                report::call_failed("waiting for a stream instead of a fence", device, &error);
+                match stream.synchronize() {
+                    Err(error) if !error.is_sticky() => None,
+                    _ => Some(EndState::Complete),
+                }
             }
-        }
-        Err(_) => None,
+            _ => None,
+        },
     }
 }
 
@@ -89,7 +91,7 @@ impl StreamEnd {
                 end.set(state);
                 return end;
             }
-            backoff.pause();
+            backoff.sleep();
         }
     }
 
@@ -180,12 +182,14 @@ unsafe impl Timeline for StreamEnd {
                 self.complete.fetch_or(done, Ordering::Release);
                 Ok(done)
             }
-            Err(error) if error.is_sticky() => {
-                self.complete.store(true, Ordering::Release);
-                Err(lift(error))
-            }
-            // Says nothing about the work, so it is not complete yet.
-            Err(_) => Ok(false),
+            Err(error) => match event.context().judge(error) {
+                error if error.is_sticky() => {
+                    self.complete.store(true, Ordering::Release);
+                    Err(lift(error))
+                }
+                // Says nothing about the work, so it is not complete yet.
+                _ => Ok(false),
+            },
         }
     }
 
@@ -194,14 +198,21 @@ unsafe impl Timeline for StreamEnd {
         let mut backoff = Backoff::default();
         while !self.is_known_complete() {
             self.retry_record(true);
-            match self.event().map(Event::synchronize) {
-                Some(Err(error)) => {
-                    self.complete.fetch_or(error.is_sticky(), Ordering::Release);
-                    first = first.and(Err(error));
-                    backoff.pause();
+            let Some(event) = self.event() else {
+                backoff.sleep();
+                continue;
+            };
+            match event.synchronize() {
+                Ok(()) => self.complete.store(true, Ordering::Release),
+                Err(error) => {
+                    let error = backoff.pause(event.context(), error);
+                    if error.is_sticky() {
+                        self.complete.store(true, Ordering::Release);
+                        first = Err(error);
+                    } else {
+                        first = first.and(Err(error));
+                    }
                 }
-                Some(Ok(())) => self.complete.store(true, Ordering::Release),
-                None => backoff.pause(),
             }
         }
         first.map_err(lift)

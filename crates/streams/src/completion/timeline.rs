@@ -337,10 +337,12 @@ impl Watched for StreamTimeline {
                     return true;
                 }
             }
-            Err(error) if !error.is_sticky() => return true,
-            Err(error) => {
-                let _told_to_who_asks = self.resolve_error(next, error);
-            }
+            Err(error) => match self.context().judge(error) {
+                error if error.is_sticky() => {
+                    let _told_to_who_asks = self.resolve_error(next, error);
+                }
+                _ => return true,
+            },
         }
         self.waiters.take_reached(self.reached(), woken)
     }

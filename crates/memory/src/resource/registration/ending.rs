@@ -115,8 +115,10 @@ impl Held {
                 Ok(claims) => Some(claims),
                 Err(_) if transload_core::mutant!("memory/registration-end-looks-again") => None,
                 Err(InUse { until, .. }) => {
-                    self.free_thread.count_postponed();
-                    return self.park(range, &until);
+                    let thread = Arc::clone(&self.free_thread);
+                    self.park(range, &until);
+                    // Afterwards: a drain that sees this count finds what was parked.
+                    return thread.count_postponed();
                 }
             };
             let Some(running) = Running::begin_within(Duration::ZERO) else { continue };
