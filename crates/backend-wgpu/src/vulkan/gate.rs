@@ -5,6 +5,7 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    mem::ManuallyDrop,
     ptr, slice,
     sync::{Arc, LazyLock},
 };
@@ -42,18 +43,24 @@ pub(super) struct Staged {
 }
 
 thread_local! {
-    static STAGED: RefCell<Option<Staged>> = const { RefCell::new(None) };
+    /// Without a destructor: a thread also submits in those of its other thread-locals. Whoever stages takes it out.
+    static STAGED: RefCell<ManuallyDrop<Option<Staged>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// Has the calling thread's next submission to a queue wait for the values of timeline semaphores, and signal one. Returns what a
 /// submission has staged that calls this one by a callback, for [`unstage`].
 pub(super) fn stage(queue: vk::Queue, after: Waits, signal: (vk::Semaphore, u64)) -> Option<Staged> {
-    STAGED.replace(Some(Staged { queue, after, signal, result: None }))
+    set_staged(Some(Staged { queue, after, signal, result: None }))
 }
 
 /// Returns the driver's result if the thread has submitted since, and `None` if nothing was submitted.
 pub(super) fn unstage(before: Option<Staged>) -> Option<vk::Result> {
-    STAGED.replace(before).and_then(|staged| staged.result)
+    set_staged(before).and_then(|staged| staged.result)
+}
+
+/// Returns what was staged before.
+fn set_staged(staged: Option<Staged>) -> Option<Staged> {
+    ManuallyDrop::into_inner(STAGED.replace(ManuallyDrop::new(staged)))
 }
 
 /// Returns the device with submissions through the locks of its queues, each of a family with its index there.
@@ -200,3 +207,7 @@ unsafe extern "system" fn submit_locked(
     });
     result
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/thread_end.rs"]
+mod tests;

@@ -22,7 +22,8 @@ thread_local! {
 
 /// Notes what a submission of the thread through the gate waits for there.
 pub(crate) fn note_waits(waits: &[(vk::Semaphore, u64)]) {
-    WAITS.set(waits.to_vec());
+    // Not known to a thread that ends.
+    let _noted = WAITS.try_with(|last| last.set(waits.to_vec()));
 }
 
 /// Returns what the thread's last submission through the gate waits for there.
