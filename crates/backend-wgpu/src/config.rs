@@ -60,7 +60,8 @@ impl WgpuBackendConfig {
     }
 
     /// Like [`with_device`](Self::with_device), but takes any device of Vulkan. If `create_shared_device` did not make it, each
-    /// submission costs what one of wgpu does, and `CudaInterop` refuses it.
+    /// submission costs what one of wgpu does, and `CudaInterop` refuses it. A submission of the library that the driver refuses, for lack
+    /// of memory too, is the loss of the device: wgpu's later ones, also the framework's, wait for it.
     ///
     /// # Safety
     /// * While the backend or a handle of it lives, no surface that is configured for the device is presented, and nothing but wgpu uses

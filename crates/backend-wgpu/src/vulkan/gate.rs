@@ -81,6 +81,8 @@ pub(super) unsafe fn guard(
         GATES.lock().insert(queue, Arc::new(Gate { submit, wait, lock: Mutex::default() }));
     }
     (functions.queue_submit, functions.queue_wait_idle) = (submit_locked, wait_locked);
+    #[cfg(test)]
+    super::faults::unlock(&mut functions);
     let (one, two, three) = (device.fp_v1_1().clone(), device.fp_v1_2().clone(), device.fp_v1_3().clone());
     ash::Device::from_parts_1_3(device.handle(), functions, one, two, three)
 }
@@ -144,7 +146,7 @@ unsafe extern "system" fn wait_locked(queue: vk::Queue) -> vk::Result {
 
 /// # Safety
 /// * Those of `vkQueueSubmit`, but other threads may use the queue.
-unsafe extern "system" fn submit_locked(
+pub(super) unsafe extern "system" fn submit_locked(
     queue: vk::Queue,
     count: u32,
     infos: *const vk::SubmitInfo<'_>,

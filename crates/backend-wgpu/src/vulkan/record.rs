@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ash::vk;
 use smallvec::SmallVec;
-use transload_core::Result;
+use transload_core::{Error, ErrorKind, Result};
 use wgpu::hal::{self, CommandEncoder as _, Device as _, Queue as _, api};
 
 use super::{
@@ -54,13 +54,20 @@ impl Submissions {
     }
 
     /// Returns the error of a call of wgpu's lower level.
-    fn refused(&self, what: &str, error: &hal::DeviceError) -> transload_core::Error {
+    fn refused(&self, what: &str, error: &hal::DeviceError) -> Error {
         let result = match error {
             hal::DeviceError::OutOfMemory => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
             hal::DeviceError::Lost => vk::Result::ERROR_DEVICE_LOST,
             hal::DeviceError::Unexpected => vk::Result::ERROR_UNKNOWN,
         };
         error_of(self.vulkan.id, what, result)
+    }
+
+    /// Returns the error of a submission by wgpu's lower level. Whatever it was, the device counts as lost: each submission of the queue waits
+    /// for a semaphore that the one before signals, also if that one failed.
+    fn not_submitted(&self, error: &hal::DeviceError) -> Error {
+        let text = format!("{} cannot go on: later submissions would wait for this one", self.vulkan.id);
+        Error::caused_by(ErrorKind::DeviceLost, text, self.refused("vkQueueSubmit", error))
     }
 
     /// # Safety
@@ -99,7 +106,7 @@ impl Submissions {
                 // SAFETY: the command buffer is of this device, and it and its buffers stay until the point is reached. Any thread may
                 // submit, with a fence of its own: this one is ours, and its value is larger than all before.
                 let submitted = unsafe { queue.submit(&[buffer], &[], (&fence, point)) };
-                return submitted.map_err(|error| self.refused("vkQueueSubmit", &error));
+                return submitted.map_err(|error| self.not_submitted(&error));
             }
         };
         let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);

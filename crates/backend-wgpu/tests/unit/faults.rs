@@ -16,6 +16,7 @@ static WITHOUT_BUFFERS: Mutex<BTreeSet<vk::Device>> = Mutex::new(BTreeSet::new()
 static FAILURES: Mutex<BTreeMap<vk::Queue, (usize, vk::Result)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
+    static IS_FOREIGN: Cell<bool> = const { Cell::new(false) };
     static COPIES: Cell<usize> = const { Cell::new(0) };
     static WAITS: Cell<Vec<(vk::Semaphore, u64)>> = const { Cell::new(Vec::new()) };
 }
@@ -50,6 +51,21 @@ pub(crate) fn plant(device: vk::Device, functions: &mut ash::DeviceFnV1_0) {
     // Those of an earlier device with this handle.
     REFUSING.lock().unwrap().remove(&device);
     WITHOUT_BUFFERS.lock().unwrap().remove(&device);
+}
+
+/// Has the devices that `make` opens be foreign ones: without a lock of ours.
+pub(crate) fn foreign<T>(make: impl FnOnce() -> T) -> T {
+    IS_FOREIGN.set(true);
+    let made = make();
+    IS_FOREIGN.set(false);
+    made
+}
+
+/// Has a device be a foreign one if [`foreign`] opens it. Its submissions can be refused all the same.
+pub(crate) fn unlock(functions: &mut ash::DeviceFnV1_0) {
+    if IS_FOREIGN.get() {
+        functions.queue_submit = submit;
+    }
 }
 
 /// Has the driver be short of memory for buffers of the device, from now on.
@@ -121,4 +137,16 @@ unsafe extern "system" fn create_buffer(
     let driver = BUFFERS.lock().unwrap()[&device];
     // SAFETY: the caller's promise; it is the driver's function.
     unsafe { driver(device, info, allocator, buffer) }
+}
+
+/// # Safety
+/// * Those of `vkQueueSubmit`.
+unsafe extern "system" fn submit(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::SubmitInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    // SAFETY: the caller's promise.
+    unsafe { super::gate::submit_locked(queue, count, infos, fence) }
 }

@@ -30,6 +30,32 @@ fn lost_foreign_device_fails_what_uses_it_and_leaks_nothing() {
     lose(&WgpuBackend::open(&config).unwrap());
 }
 
+/// wgpu has counted a submission that the driver then refuses: a later one would wait for it for ever.
+#[test]
+fn submission_of_a_foreign_device_that_the_driver_refuses_is_its_loss() {
+    let Some(adapter) = setup::adapter() else { return };
+    let create = || crate::create_shared_device(&adapter, &wgpu::DeviceDescriptor::default());
+    let (device, queue) = faults::foreign(create).unwrap();
+    // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.
+    let config = unsafe { WgpuBackendConfig::default().with_foreign_device(device, queue) };
+    let backend = WgpuBackend::open(&config).unwrap();
+    let state = backend.states().remove(0);
+    assert!(!state.queue.vulkan.is_locked);
+    let lease = backend.lease_queue(state.id(), StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let allocate = |kind| backend.allocate(state.id(), kind, 1 << 20).unwrap();
+    let (src, dst) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+    let copy = || submit(&*lease, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?.wait();
+    copy().unwrap();
+    faults::fail_after(state.queue.queue.raw, 0, ash::vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+    for attempt in 0..2 {
+        assert_eq!(copy().unwrap_err().kind(), ErrorKind::DeviceLost, "{attempt}");
+    }
+    drop((src, dst, lease));
+    assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
+    backend.drain().unwrap();
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
 fn lose(backend: &WgpuBackend) {
     let state = backend.states().remove(0);
     let device = state.id();
