@@ -204,6 +204,8 @@ impl Packer<'_> {
                 let sides = runs().map(|(_, (src, dst))| self.sides(src, dst)).collect::<Result<Vec<_>>>()?;
                 for ((run, _), (from, to)) in runs().zip(sides) {
                     for (src, dst) in run {
+                        self.note_exported(from, src);
+                        self.note_exported(to, dst);
                         // SAFETY: the caller's promise.
                         unsafe { self.add((from.of(src), to.of(dst)), (0, 0), src.len())? };
                     }
@@ -252,6 +254,10 @@ impl Packer<'_> {
 
     fn note_exported(&mut self, side: Side, used: &RawBuffer) {
         let Side::Own(Own { buffer, is_exported: true, .. }, _) = side else { return };
+        // A barrier has at least a byte.
+        if used.is_empty() {
+            return;
+        }
         let end = (used.offset() + used.len()) as u64;
         let range = used.offset() as u64 & !3..end.next_multiple_of(4);
         match self.exported.iter_mut().find(|(known, _)| *known == buffer) {
@@ -487,3 +493,7 @@ pub(super) unsafe fn copy_bytes(src: NonNull<u8>, dst: NonNull<u8>, bytes: usize
 #[cfg(test)]
 #[path = "../../tests/unit/refused.rs"]
 mod tests;
+
+#[cfg(all(test, feature = "cuda", target_os = "linux"))]
+#[path = "../../tests/unit/handed_over.rs"]
+mod handed_over;
