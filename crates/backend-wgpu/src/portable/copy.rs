@@ -349,7 +349,7 @@ impl<'a> Packer<'a> {
         let jobs = std::mem::take(&mut self.jobs);
         let kernel = kernel.get();
         let (commands, table) = jobs.finish(kernel, queue, encoder)?;
-        let written = self.upload.take().map(|(upload, _)| upload.unmap());
+        let written = self.upload.take().map(|(upload, _)| upload.unmap(queue)).transpose()?;
         let mut point = 0;
         queue.submit(
             vec![commands],

@@ -76,10 +76,13 @@ impl Upload {
     }
 
     /// Ends the writing.
-    pub(super) fn unmap(self) -> Written {
+    ///
+    /// # Errors
+    /// Those of [`Submissions::captured`].
+    pub(super) fn unmap(self, queue: &Submissions) -> Result<Written> {
         drop(self.view);
-        self.staging.storage.buffer.unmap();
-        Written(self.staging)
+        queue.captured(|| self.staging.storage.buffer.unmap())?;
+        Ok(Written(self.staging))
     }
 }
 
@@ -107,8 +110,7 @@ impl Download {
         let view = self.0.mapped(queue, |buffer| buffer.get_mapped_range(..))?;
         read(&view);
         drop(view);
-        self.buffer().unmap();
-        Ok(())
+        queue.captured(|| self.buffer().unmap())
     }
 }
 
