@@ -49,7 +49,7 @@ unsafe impl Send for ImportedMemory {}
 
 impl ImportedMemory {
     pub(super) fn new(device: &CudaDevice, vulkan: &Arc<Shared>) -> Result<Self> {
-        let _bound = device.context()?.enter().map_err(lift)?;
+        let context = device.context()?;
         let (descriptor, bytes) = vulkan.memory.memory().export()?;
         let description = CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
             type_: sys::CUexternalMemoryHandleType_enum::CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
@@ -60,8 +60,8 @@ impl ImportedMemory {
         };
         let mut memory: CUexternalMemory = std::ptr::null_mut();
         // SAFETY: the context is current; the descriptor names memory of so many bytes, which is dedicated.
-        let imported = unsafe { ffi::cuImportExternalMemory(&mut memory, &description) };
-        if let Err(error) = check("cuImportExternalMemory", imported) {
+        let import = || unsafe { ffi::cuImportExternalMemory(&mut memory, &description) };
+        if let Err(error) = context.call("cuImportExternalMemory", import) {
             close(descriptor);
             let text = "the CUDA driver imports no memory of Vulkan";
             return Err(match error.code() {
@@ -73,8 +73,8 @@ impl ImportedMemory {
         let range = CUDA_EXTERNAL_MEMORY_BUFFER_DESC { offset: 0, size: bytes, flags: 0, reserved: [0; 16] };
         let mut address = 0;
         // SAFETY: the memory was imported, and is mapped once.
-        let mapped = unsafe { ffi::cuExternalMemoryGetMappedBuffer(&mut address, memory, &range) };
-        check("cuExternalMemoryGetMappedBuffer", mapped).map_err(lift)?;
+        let map = || unsafe { ffi::cuExternalMemoryGetMappedBuffer(&mut address, memory, &range) };
+        context.call("cuExternalMemoryGetMappedBuffer", map).map_err(lift)?;
         made.address = address;
         Ok(made)
     }
@@ -86,19 +86,15 @@ impl ImportedMemory {
 
 impl Drop for ImportedMemory {
     fn drop(&mut self) {
-        let Ok(_bound) =
-            self.device.context().map_err(drop).and_then(|context| context.enter().map_err(drop))
-        else {
-            return;
-        };
+        let Ok(context) = self.device.context() else { return };
         if self.address != 0 {
             // SAFETY: the buffer was mapped, and no work uses it, by the owner's promise.
-            record_drop_error(check("cuMemFree_v2", unsafe { ffi::cuMemFree_v2(self.address) }));
+            let free = || unsafe { ffi::cuMemFree_v2(self.address) };
+            record_drop_error(context.call("cuMemFree_v2", free));
         }
         // SAFETY: the memory was imported, and its buffer is freed.
-        record_drop_error(check("cuDestroyExternalMemory", unsafe {
-            ffi::cuDestroyExternalMemory(self.memory)
-        }));
+        let destroy = || unsafe { ffi::cuDestroyExternalMemory(self.memory) };
+        record_drop_error(context.call("cuDestroyExternalMemory", destroy));
     }
 }
 
@@ -117,7 +113,7 @@ unsafe impl Sync for ImportedSemaphore {}
 
 impl ImportedSemaphore {
     pub(super) fn new(device: &CudaDevice, semaphore: &Semaphore, vulkan: Kept) -> Result<Self> {
-        let _bound = device.context()?.enter().map_err(lift)?;
+        let context = device.context()?;
         let descriptor = semaphore.export()?;
         let description = CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC {
             type_: KIND,
@@ -127,8 +123,8 @@ impl ImportedSemaphore {
         };
         let mut raw: CUexternalSemaphore = std::ptr::null_mut();
         // SAFETY: the context is current; the descriptor names a timeline semaphore.
-        let imported = unsafe { ffi::cuImportExternalSemaphore(&mut raw, &description) };
-        if let Err(error) = check("cuImportExternalSemaphore", imported) {
+        let import = || unsafe { ffi::cuImportExternalSemaphore(&mut raw, &description) };
+        if let Err(error) = context.call("cuImportExternalSemaphore", import) {
             close(descriptor);
             return Err(lift(error));
         }
@@ -162,14 +158,13 @@ unsafe impl SemaphoreCalls for ImportedSemaphore {
 
 impl Drop for ImportedSemaphore {
     fn drop(&mut self) {
-        let Ok(_bound) =
-            self.device.context().map_err(drop).and_then(|context| context.enter().map_err(drop))
-        else {
-            return;
-        };
+        let Ok(context) = self.device.context() else { return };
         // SAFETY: it was imported, and no stream uses it, by the owner's promise.
-        record_drop_error(check("cuDestroyExternalSemaphore", unsafe {
-            ffi::cuDestroyExternalSemaphore(self.raw)
-        }));
+        let destroy = || unsafe { ffi::cuDestroyExternalSemaphore(self.raw) };
+        record_drop_error(context.call("cuDestroyExternalSemaphore", destroy));
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+#[path = "../../tests/unit/captures.rs"]
+mod tests;
