@@ -23,22 +23,40 @@ impl WgpuBackend {
         Ok(self.device_of(device)?.wgpu_device())
     }
 
-    /// Returns wgpu's handle of the whole allocation of a buffer of device or mapped memory, for bind groups: a slice is bound by its
+    /// Returns wgpu's handle of the whole allocation of a buffer of device memory, for bind groups: a slice is bound by its
     /// [offset](RawBuffer::offset). Its size is rounded up: to a multiple of 16 on Vulkan, else of 4. Each call
     /// returns the same handle, of which wgpu orders the uses, unless it was destroyed. The memory lives as long as a handle, and is counted; that of
     /// `CudaInterop` is Vulkan's alone once its buffers are dropped, and not counted any more.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for memory that is not device or mapped memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu
-    /// allows.
+    /// [`ErrorKind::Unsupported`] for memory that is not device memory of this backend, such as mapped memory, of which
+    /// [`mapped_buffer`](Self::mapped_buffer) returns the handle; [`ErrorKind::OutOfRange`] beyond what wgpu allows.
     pub fn buffer(&self, buffer: &RawBuffer) -> Result<wgpu::Buffer> {
-        let has_handle = matches!(buffer.place().kind, MemoryKind::Device | MemoryKind::Mapped);
-        let mut devices = self.devices.iter().filter(|_| has_handle);
+        self.handle_of(buffer, MemoryKind::Device)
+    }
+
+    /// Like [`buffer`](Self::buffer), but of mapped memory, which the host reads and writes by views.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for memory that is not mapped memory of this backend; [`ErrorKind::OutOfRange`] beyond what wgpu allows.
+    ///
+    /// # Safety
+    /// * While commands that write by the handle run, the host does not use what they write; while others run, it does not write what
+    ///   they read. [`submit`](Self::submit) sees to that for the buffers in `uses`: so each submission names this one there, with the
+    ///   [`Access`] that its commands have.
+    pub unsafe fn mapped_buffer(&self, buffer: &RawBuffer) -> Result<wgpu::Buffer> {
+        self.handle_of(buffer, MemoryKind::Mapped)
+    }
+
+    /// Returns the handle of memory of this kind.
+    fn handle_of(&self, buffer: &RawBuffer, kind: MemoryKind) -> Result<wgpu::Buffer> {
+        let mut devices = self.devices.iter().filter(|_| buffer.place().kind == kind);
         match devices.find_map(|device| device.wgpu_buffer(buffer)) {
             Some(handle) => handle,
             None => {
                 let text = format!(
-                    "{} memory has no handle of wgpu here; device and mapped memory of this backend has",
+                    "{} memory has no handle of wgpu here: `buffer` has those of this backend's device memory, `mapped_buffer` of its \
+                     mapped memory",
                     buffer.place()
                 );
                 Err(Error::new(ErrorKind::Unsupported, text))

@@ -29,7 +29,8 @@
 //!
 //! # Mapped memory
 //! Where a device's memory is the host's own and cached by it, as on integrated GPUs and software adapters, there is
-//! [`MemoryKind::Mapped`](transload_core::MemoryKind::Mapped) memory: host views and shaders use one allocation. Device memory is mapped
+//! [`MemoryKind::Mapped`](transload_core::MemoryKind::Mapped) memory: host views and shaders use one allocation. Its handle comes from the
+//! unsafe [`WgpuBackend::mapped_buffer`]: commands that do not name it as used could write what a view shows. Device memory is mapped
 //! too, so that the cpu backend's queues copy it [in place](transload_core::Operation::CopyInPlace), but has no host views. Other devices
 //! refuse mapped memory, also those of which the host sees a part.
 //!

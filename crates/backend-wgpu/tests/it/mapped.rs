@@ -79,6 +79,22 @@ fn host_views_and_shaders_share_mapped_memory() {
     }
 }
 
+/// Commands that are submitted without naming the memory could write what a view shows.
+#[test]
+fn safe_code_has_no_handle_of_mapped_memory() {
+    for setup in setups() {
+        let (mapped, there) =
+            (setup.allocate(MemoryKind::Mapped, 64), setup.allocate(MemoryKind::Device, 64));
+        let refused = setup.backend.buffer(&mapped).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.to_string().contains("`mapped_buffer`"), "{refused}");
+        // SAFETY: no commands use it.
+        let handles = [&mapped, &there].map(|buffer| unsafe { setup.backend.mapped_buffer(buffer) });
+        let [handle, refused] = handles;
+        assert!(handle.is_ok() && refused.is_err());
+    }
+}
+
 #[test]
 fn mapped_memory_is_copied_and_filled_by_the_devices_queue() {
     for setup in setups() {

@@ -47,7 +47,12 @@ pub(crate) fn double(
     pipeline: &wgpu::ComputePipeline,
     numbers: &RawBuffer,
 ) -> wgpu::CommandBuffer {
-    let handle = setup.backend.buffer(numbers).unwrap();
+    let handle = match numbers.place().kind {
+        // SAFETY: the commands are submitted with the buffer among their uses.
+        MemoryKind::Mapped => unsafe { setup.backend.mapped_buffer(numbers) },
+        _ => setup.backend.buffer(numbers),
+    };
+    let handle = handle.unwrap();
     doubling(setup.backend.device(setup.device).unwrap(), pipeline, &handle)
 }
 
