@@ -43,6 +43,9 @@ const TIMELINE_SEMAPHORES: u32 = 114;
 /// on the host. Copies by queues of the wgpu device and CUDA's work wait for each other on the host. If Vulkan loses the device, what CUDA has
 /// enqueued after a submission may wait for ever.
 ///
+/// If CUDA loses its context, submissions that wait for its work on the device run once somebody waits for or polls them, also if CUDA
+/// has not written what they read: the error is that of CUDA's work.
+///
 /// ```no_run
 /// use std::sync::Arc;
 ///

@@ -1,6 +1,9 @@
 //! The order of a device's submissions and CUDA's streams, where both wait on the device.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use ash::vk;
 use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
@@ -8,7 +11,7 @@ use transload_memory::CudaDevice;
 use transload_streams::{CudaStream, ExternalSemaphore, ExternalTimeline};
 
 use super::imported::ImportedSemaphore;
-use crate::vulkan::{Semaphore, Submissions, Vulkan};
+use crate::vulkan::{ForeignSignal, Semaphore, Submissions, Vulkan};
 
 /// What the device waits by. The stream whose work a submission waits for signals a semaphore. Streams wait for the submission by the
 /// queue's semaphore.
@@ -31,12 +34,17 @@ pub(super) struct Order {
 /// A semaphore that one stream signals at a time, so that its values grow.
 struct Before {
     by: TimelineId,
+    signalled: Arc<Signalled>,
+    /// The point of the submission that waits for it; `u64::MAX` until that is known, and for good if there is none.
+    point: u64,
+}
+
+/// What streams signal, and Vulkan waits for.
+struct Signalled {
     semaphore: ExternalSemaphore,
     vulkan: Arc<Semaphore>,
     /// The last value that was signalled, or may be.
-    value: u64,
-    /// The point of the submission that waits for it; `u64::MAX` until that is known, and for good if there is none.
-    point: u64,
+    value: AtomicU64,
 }
 
 /// A semaphore that is signalled after a fence.
@@ -94,14 +102,17 @@ impl Order {
             }
         };
         let Some(before) = self.before.get_mut(index) else { return Ok(None) };
-        let earlier = (before.by, before.value, before.point);
+        let Signalled { semaphore, vulkan, value } = &*before.signalled;
+        let earlier = (before.by, before.point);
         // Also if the call fails: it may have enqueued the signal, and each value is signalled once.
-        (before.by, before.value, before.point) = (by, before.value + 1, u64::MAX);
-        if !before.semaphore.signal_after(fence, before.value)? {
-            (before.by, before.value, before.point) = earlier;
+        (before.by, before.point) = (by, u64::MAX);
+        let next = value.fetch_add(1, Ordering::Relaxed) + 1;
+        if !semaphore.signal_after(fence, next)? {
+            value.store(next - 1, Ordering::Relaxed);
+            (before.by, before.point) = earlier;
             return Ok(None);
         }
-        Ok(Some(Signal { index, after: fence.clone(), awaited: before.vulkan.at(before.value) }))
+        Ok(Some(Signal { index, after: fence.clone(), awaited: vulkan.at(next) }))
     }
 
     /// Returns the fence of a submission that waits for a semaphore.
@@ -118,9 +129,26 @@ impl Order {
 
 impl Before {
     fn new(vulkan: &Arc<Vulkan>, cuda: &CudaDevice, by: TimelineId) -> Result<Self> {
-        let vulkan = Arc::new(Semaphore::new(vulkan)?);
-        let imported = ImportedSemaphore::new(cuda, &vulkan, vulkan.clone())?;
-        Ok(Self { by, semaphore: ExternalSemaphore::new(cuda, imported), vulkan, value: 0, point: 0 })
+        let semaphore = Arc::new(Semaphore::new(vulkan)?);
+        let imported = ImportedSemaphore::new(cuda, &semaphore, semaphore.clone())?;
+        Ok(Self::of(vulkan, by, ExternalSemaphore::new(cuda, imported), semaphore))
+    }
+
+    /// Takes in a semaphore, of which both are handles.
+    fn of(vulkan: &Vulkan, by: TimelineId, semaphore: ExternalSemaphore, other: Arc<Semaphore>) -> Self {
+        let signalled = Arc::new(Signalled { semaphore, vulkan: other, value: AtomicU64::new(0) });
+        vulkan.watch(Arc::downgrade(&signalled));
+        Self { by, signalled, point: 0 }
+    }
+}
+
+impl ForeignSignal for Signalled {
+    fn last(&self) -> (&Semaphore, u64) {
+        (&self.vulkan, self.value.load(Ordering::Relaxed))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.semaphore.is_lost()
     }
 }
 

@@ -12,6 +12,7 @@ mod export;
 #[path = "../../tests/unit/faults.rs"]
 pub(crate) mod faults;
 mod fill;
+mod foreign_signals;
 mod gate;
 mod handles;
 mod memory;
@@ -49,6 +50,8 @@ pub use create::create_shared_device;
 pub(crate) use device::as_vulkan;
 #[cfg(feature = "cuda")]
 pub(crate) use export::Descriptor;
+#[cfg(feature = "cuda")]
+pub(crate) use foreign_signals::ForeignSignal;
 pub(crate) use gate::Waits;
 pub(crate) use handles::Handled;
 pub(crate) use memory::Memory;
@@ -110,6 +113,8 @@ pub(crate) struct Vulkan {
     wgpu_thread: Mutex<Option<ThreadId>>,
     /// Why the device was lost, by any of its queues.
     lost: OnceLock<Error>,
+    /// What another API signals.
+    foreign_signals: foreign_signals::ForeignSignals,
     /// Whether work may run that cannot be waited for: nothing is freed then.
     may_run: AtomicBool,
     /// The same Vulkan queue. Of our own device only [`Submissions`] knows the order: it is not handed out.

@@ -145,6 +145,7 @@ fn make(
         wgpu_lost,
         wgpu_thread: Mutex::default(),
         lost: OnceLock::new(),
+        foreign_signals: Mutex::default(),
         may_run: AtomicBool::new(false),
         wgpu_queue,
         wgpu_device,

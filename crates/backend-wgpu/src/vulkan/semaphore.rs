@@ -30,9 +30,27 @@ impl Semaphore {
     }
 }
 
-#[cfg(any(test, feature = "cuda"))]
 impl Semaphore {
+    /// Returns whether it is known not to have a value yet.
+    pub(super) fn is_before(&self, value: u64) -> bool {
+        // SAFETY: the semaphore is alive, and of the timeline kind.
+        let known = unsafe { self.vulkan.raw.get_semaphore_counter_value(self.raw) };
+        known.is_ok_and(|known| known < value)
+    }
+
+    /// Sets a value from the host, which grows by that.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn signal(&self, value: u64) -> Result<()> {
+        let info = vk::SemaphoreSignalInfo::default().semaphore(self.raw).value(value);
+        // SAFETY: the semaphore is alive, and of the timeline kind.
+        let signalled = unsafe { self.vulkan.raw.signal_semaphore(&info) };
+        signalled.map_err(|result| error_of(self.vulkan.id, "vkSignalSemaphore", result))
+    }
+
     /// Returns a value of it, for a submission to wait for.
+    #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn at(&self, value: u64) -> (vk::Semaphore, u64) {
         (self.raw, value)
     }

@@ -375,7 +375,7 @@ impl Submissions {
             // SAFETY: the semaphore is alive, and of the timeline kind.
             match unsafe { self.vulkan.raw.wait_semaphores(&wait, most) } {
                 Ok(()) => self.reach_unlocked(point),
-                Err(vk::Result::TIMEOUT) => {}
+                Err(vk::Result::TIMEOUT) => self.vulkan.end_lost_signals(),
                 Err(result) => self.lock_and_lose(error_of(self.vulkan.id, "vkWaitSemaphores", result)),
             }
         }
@@ -392,6 +392,7 @@ impl Submissions {
     /// what could not be waited for is not mistaken for complete. Called under the lock.
     pub(super) fn lose(&self, error: Error) {
         self.lost.get_or_init(|| {
+            self.vulkan.end_lost_signals();
             if !self.is_idle() && !mutant!("wgpu/may-run") {
                 self.keep_device();
             }

@@ -24,6 +24,7 @@ unsafe impl Timeline for Submissions {
 
     fn poll(&self, point: u64) -> Result<bool> {
         if Self::reached(self) < point && self.refresh() < point {
+            self.vulkan.end_lost_signals();
             return Ok(false);
         }
         self.outcome(point).map(|()| true)

@@ -104,6 +104,12 @@ impl ExternalSemaphore {
         Ok(true)
     }
 
+    /// Returns whether a stream that used it has lost its context: what it has not signalled by then it never does. Queries the driver.
+    pub fn is_lost(&self) -> bool {
+        let is_lost = |event: &Event| event.is_done().is_err_and(|error| error.is_sticky());
+        self.uses.lock().iter().any(|(_, event)| is_lost(event))
+    }
+
     /// Returns whether the stream can use it.
     fn serves(&self, stream: &StreamTimeline) -> bool {
         let is_same = |context: &transload_cuda_sys::Context| context.as_raw() == stream.context().as_raw();
