@@ -42,11 +42,19 @@ impl Default for TraceOptions {
 
 /// A track of one trace, for slices and as the group of other tracks and counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TrackId(pub(super) usize);
+pub struct TrackId {
+    /// The number of the trace.
+    pub(super) of: u64,
+    pub(super) index: usize,
+}
 
 /// A counter of one trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CounterId(pub(super) usize);
+pub struct CounterId {
+    /// The number of the trace.
+    pub(super) of: u64,
+    pub(super) row: usize,
+}
 
 /// The unit of a counter's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

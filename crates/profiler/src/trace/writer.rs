@@ -1,6 +1,11 @@
 //! The writer: places slices on rows, and counts those that are not drawn.
 
-use std::{borrow::Cow, collections::BTreeSet, io::Write};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    io::Write,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use transload_core::{Error, ErrorKind, Result};
 
@@ -61,6 +66,8 @@ const LATEST: u64 = i64::MAX as u64;
 /// # Ok::<(), transload_core::Error>(())
 /// ```
 pub struct TraceWriter<W> {
+    /// Differs from that of all others.
+    number: u64,
     encoder: Box<dyn Encoder>,
     output: Output<W>,
     rows: Vec<Row>,
@@ -98,7 +105,9 @@ impl<W: Write> TraceWriter<W> {
         let mut output = Output::new(out);
         output.write(|out| encoder.begin(&row, out))?;
         let (rows, tracks, limit) = (vec![row], Vec::new(), options.slices);
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             encoder,
             output,
             rows,
@@ -120,7 +129,7 @@ impl<W: Write> TraceWriter<W> {
         let (parent, name, rank) = (self.parent(group)?, self.cut(name), self.rows.len() * LANES);
         let row = self.declare(parent, &name, None, rank)?;
         self.tracks.push(Track { lanes: vec![(Lane::new(), row)], not_drawn: None });
-        Ok(TrackId(self.tracks.len() - 1))
+        Ok(TrackId { of: self.number, index: self.tracks.len() - 1 })
     }
 
     /// Adds a counter, at the outermost level or in a group.
@@ -129,7 +138,8 @@ impl<W: Write> TraceWriter<W> {
     /// Like [`track`](Self::track).
     pub fn counter(&mut self, group: Option<TrackId>, name: &str, unit: Unit) -> Result<CounterId> {
         let (parent, name, rank) = (self.parent(group)?, self.cut(name), self.rows.len() * LANES);
-        self.declare(parent, &name, Some(unit), rank).map(CounterId)
+        let row = self.declare(parent, &name, Some(unit), rank)?;
+        Ok(CounterId { of: self.number, row })
     }
 
     /// Writes a slice.
@@ -174,7 +184,8 @@ impl<W: Write> TraceWriter<W> {
             let message = format!("value of a counter must be finite, got {value}");
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
-        let Some(row) = self.rows.get(counter.0).filter(|row| row.unit.is_some()) else {
+        let is_ours = counter.of == self.number;
+        let Some(row) = self.rows.get(counter.row).filter(|row| is_ours && row.unit.is_some()) else {
             return Err(Error::new(ErrorKind::InvalidArgument, "counter is of another trace"));
         };
         self.last = self.last.max(at);
@@ -243,7 +254,7 @@ impl<W: Write> TraceWriter<W> {
         if self.summary.slices >= self.limit {
             return Ok(None);
         }
-        let lanes = &mut self.tracks[track.0].lanes;
+        let lanes = &mut self.tracks[track.index].lanes;
         let mut accepting = lanes
             .iter_mut()
             .filter_map(|(lane, row)| lane.try_insert(slice.begin, slice.end).then_some(*row));
@@ -259,15 +270,15 @@ impl<W: Write> TraceWriter<W> {
         let row = self.declare(parent.map(index), &name, None, rank)?;
         let mut lane = Lane::new();
         lane.try_insert(slice.begin, slice.end);
-        self.tracks[track.0].lanes.push((lane, row));
+        self.tracks[track.index].lanes.push((lane, row));
         Ok(Some(row))
     }
 
     /// Counts a slice that is not drawn.
     fn count(&mut self, track: TrackId, slice: &Slice<'_>) -> Result<()> {
         self.summary.slices_not_drawn += 1;
-        if self.tracks[track.0].not_drawn.is_none() {
-            let first = &self.rows[self.tracks[track.0].lanes[0].1];
+        if self.tracks[track.index].not_drawn.is_none() {
+            let first = &self.rows[self.tracks[track.index].lanes[0].1];
             let (parent, rank) = (first.parent.map(index), first.rank as usize);
             let names = [
                 (format!("{}: slices not drawn, total", first.name), Unit::Count),
@@ -277,13 +288,13 @@ impl<W: Write> TraceWriter<W> {
             for ((name, unit), counter) in names.iter().zip(&mut counters) {
                 *counter = self.declare(parent, name, Some(*unit), rank)?;
             }
-            self.tracks[track.0].not_drawn = Some(NotDrawn::new(counters));
-            self.show(track.0, &Point { at: slice.begin, values: [0, 0] })?;
+            self.tracks[track.index].not_drawn = Some(NotDrawn::new(counters));
+            self.show(track.index, &Point { at: slice.begin, values: [0, 0] })?;
         }
-        let not_drawn = self.tracks[track.0].not_drawn.as_mut();
+        let not_drawn = self.tracks[track.index].not_drawn.as_mut();
         not_drawn
             .and_then(|not_drawn| not_drawn.add(slice))
-            .map_or(Ok(()), |point| self.show(track.0, &point))
+            .map_or(Ok(()), |point| self.show(track.index, &point))
     }
 
     /// Writes a point of the counters of slices that are not drawn.
@@ -332,11 +343,11 @@ impl<W: Write> TraceWriter<W> {
     fn parent(&self, group: Option<TrackId>) -> Result<Option<usize>> {
         let Some(group) = group else { return Ok(None) };
         self.check_track(group)?;
-        Ok(Some(self.tracks[group.0].lanes[0].1))
+        Ok(Some(self.tracks[group.index].lanes[0].1))
     }
 
     fn check_track(&self, track: TrackId) -> Result<()> {
-        if track.0 < self.tracks.len() {
+        if track.of == self.number && track.index < self.tracks.len() {
             return Ok(());
         }
         Err(Error::new(ErrorKind::InvalidArgument, "track is of another trace"))

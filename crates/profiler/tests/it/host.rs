@@ -20,8 +20,6 @@ use transload_profiler::{
     Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions, Unit,
 };
 
-use transload_transfer::CrossBackendTransferManager;
-
 use crate::{Written, timing_all};
 
 fn backend() -> Arc<dyn Backend> {
@@ -467,41 +465,4 @@ fn sampling_of_transfers_begins_anywhere_in_each_thread() {
     let taken = (0..640).filter(|_| is_taken() == Wanted::Times).count();
     assert!((1..=40).contains(&taken), "10 of 640 threads are expected to begin with one: {taken}");
     assert_eq!(observer.wants(4 << 20), Wanted::Times);
-}
-
-/// Copies that the submitting thread makes come faster than the profiler takes them.
-#[test]
-fn report_ends_while_threads_go_on_submitting() {
-    const LONGEST: Duration = Duration::from_secs(60);
-    let profiler = timing_all();
-    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
-    manager.register_backend(backend()).unwrap();
-    profiler.attach(&manager.backend(DeviceId::Cpu).unwrap()).unwrap();
-    profiler.enable().unwrap();
-    let (is_over, begun, copies) = (AtomicBool::new(false), Instant::now(), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let threads = [(); 2].map(|()| {
-            scope.spawn(|| {
-                let buffer = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
-                let (src, dst) = (buffer(), buffer());
-                while !is_over.load(Ordering::Relaxed) && begun.elapsed() < LONGEST {
-                    manager.copy(&src, &dst).wait().unwrap();
-                    copies.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        });
-        // More than are kept of those that no operation has ended.
-        while copies.load(Ordering::Relaxed) < 6000 {
-            thread::yield_now();
-        }
-        for _ in 0..3 {
-            drop(profiler.get_comprehensive_report());
-        }
-        let were_running = threads.iter().all(|thread| !thread.is_finished());
-        is_over.store(true, Ordering::Relaxed);
-        assert!(were_running && begun.elapsed() < LONGEST, "no report ended before all copies had");
-    });
-    let report = profiler.get_comprehensive_report();
-    let [path] = &report.paths[..] else { panic!("{report}") };
-    assert!(path.elapsed.count > 0, "{report}");
 }

@@ -12,6 +12,7 @@ mod engines;
 #[cfg(any(target_os = "linux", windows))]
 #[path = "../trace/fields.rs"]
 mod fields;
+mod flood;
 mod host;
 #[cfg(any(target_os = "linux", windows))]
 mod idle_link;

@@ -108,6 +108,9 @@ fn rows_of_another_trace_are_refused() {
     let (track, counter) =
         (other.track(None, "t").unwrap(), other.counter(None, "c", transload_profiler::Unit::Count).unwrap());
     written(TraceFormat::Perfetto, TraceOptions::new(), |trace| {
+        // In the same places.
+        trace.track(None, "t").unwrap();
+        trace.counter(None, "c", transload_profiler::Unit::Count).unwrap();
         assert_eq!(trace.slice(track, &slice("a", 0, 1)).unwrap_err().kind(), ErrorKind::InvalidArgument);
         assert_eq!(trace.track(Some(track), "a").unwrap_err().kind(), ErrorKind::InvalidArgument);
         assert_eq!(trace.value(counter, 0, 1.0).unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -1,6 +1,9 @@
 //! Closures that run once work is complete, on a thread of the user's choice.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use parking_lot::Mutex;
 use transload_core::{Error, ErrorKind, Fence, Result, events::report, mutant, panic_text};
@@ -11,7 +14,6 @@ use crate::CudaStream;
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct Entry {
-    number: u64,
     fence: Fence,
     callback: Callback,
 }
@@ -23,7 +25,8 @@ pub(super) struct Callbacks(Mutex<Pending>);
 #[derive(Default)]
 struct Pending {
     next: u64,
-    entries: Vec<Entry>,
+    /// By their numbers.
+    entries: BTreeMap<u64, Entry>,
 }
 
 /// Result of [`execute_callbacks`](MultiStreamCoordinator::execute_callbacks).
@@ -54,7 +57,7 @@ impl MultiStreamCoordinator {
         let mut pending = self.callbacks.0.lock();
         let number = pending.next;
         pending.next += 1;
-        pending.entries.push(Entry { number, fence, callback });
+        pending.entries.insert(number, Entry { fence, callback });
         Ok(())
     }
 
@@ -73,8 +76,8 @@ impl MultiStreamCoordinator {
     fn execute(&self, is_included: impl Fn(&Fence) -> bool) -> ExecutedCallbacks {
         let candidates: Vec<(u64, Fence)> = {
             let pending = self.callbacks.0.lock();
-            let included = pending.entries.iter().filter(|entry| is_included(&entry.fence));
-            included.map(|entry| (entry.number, entry.fence.clone())).collect()
+            let included = pending.entries.iter().filter(|(_, entry)| is_included(&entry.fence));
+            included.map(|(number, entry)| (*number, entry.fence.clone())).collect()
         };
         let mut executed = ExecutedCallbacks::default();
         // Streams whose later callbacks wait for one whose work was not complete, though it may be by now.
@@ -111,11 +114,7 @@ impl Callbacks {
     /// Takes a callback out, unless another thread did.
     fn take(&self, number: u64) -> Option<Callback> {
         // Dropped without the lock: the fence may be the last handle of a stream.
-        let entry = {
-            let mut pending = self.0.lock();
-            let index = pending.entries.binary_search_by_key(&number, |entry| entry.number).ok()?;
-            pending.entries.remove(index)
-        };
+        let entry = self.0.lock().entries.remove(&number)?;
         Some(entry.callback)
     }
 }

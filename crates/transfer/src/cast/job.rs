@@ -12,6 +12,7 @@ use super::CastRequest;
 use crate::{
     CopyBuilder, CrossBackendTransferManager,
     methods::{CHUNK, Purpose, Taken},
+    planning::request::path_of,
     task_submission::is_pageable,
 };
 
@@ -93,7 +94,9 @@ impl Job {
             |buffer: &RawBuffer| buffer.in_flight().is_none_or(|fences| fences.iter().any(is_open));
         let is_held_up = after.iter().any(is_open) || is_in_use(src) || is_in_use(dst);
         let (copies_first, chunks) = (way == Way::CopyFirst, elements.div_ceil(chunk));
-        let is_staged = is_pageable(src.place()) || is_pageable(dst.place());
+        let path = path_of(src, dst);
+        let are_devices = !path.src.device.is_cpu() && !path.dst.device.is_cpu();
+        let is_staged = are_devices || is_pageable(path.src) || is_pageable(path.dst);
         let purpose = Purpose { device: lane, is_upload: copies_first, is_staged };
         let scratch = &manager.context.scratch;
         let taken = scratch.ready(&*backend, purpose, (chunks, chunk * width)).take(is_held_up);

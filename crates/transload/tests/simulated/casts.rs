@@ -9,13 +9,13 @@ use std::{
 };
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, Error, ErrorKind, FloatType, MemoryKind, RawBuffer, Result,
-    TransferMethod, TransferOptions,
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, FloatType, ListWay, MemoryKind, RawBuffer,
+    Result, TransferMethod, TransferOptions,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_core::{Access, Claims};
-use transload_cuda_sim::{SimDevice, harness};
+use transload_cuda_sim::{SimDevice, SimDeviceBuilder, harness};
 
 use crate::{
     setup::{Setup, noise},
@@ -264,5 +264,35 @@ fn link_between_devices_carries_the_narrower_type() {
     NARROW.cast(&content, WIDE, &mut expected);
     assert!(setup.content(&wide) == expected);
     drop((narrow, wide, again));
+    setup.finish();
+}
+
+/// What is staged would keep queues of lists waiting for threads of the host, which they cannot.
+#[test]
+fn casts_between_devices_without_access_leave_the_scratch_memory_of_lists() {
+    const PIECES: usize = 256;
+    let Some(setup) = crate::peers::pair(SimDeviceBuilder::no_peers) else { return };
+    let used = || {
+        let counts = setup.manager.resource_counts();
+        let (_, counts) = counts.into_iter().find(|(name, _)| *name == "cuda").unwrap();
+        counts.bytes - counts.cached_bytes
+    };
+    let bytes = PIECES * 4096;
+    let (wide, narrow) = (setup.filled(0, &noise(bytes, 3)), setup.on(1, bytes / 2));
+    let pinned = setup.manager.allocate_for(setup.devices[0], MemoryKind::Pinned, bytes).unwrap();
+    let before = used();
+    setup.manager.cast((&wide, WIDE), (&narrow, NARROW)).wait().unwrap();
+    let cast = used() - before;
+    assert!(cast > 0, "nothing is kept");
+    let pieces: Vec<_> = (0..PIECES)
+        .map(|at| {
+            let part = |of: &RawBuffer, at: usize| of.slice(at * 4096..(at + 1) * 4096).unwrap();
+            (part(&wide, at * 7 % PIECES), part(&pinned, at))
+        })
+        .collect();
+    let report = setup.manager.copy_many(&pieces).way(ListWay::ThroughDevice).wait().unwrap();
+    assert!(report.groups[0].through_device, "{report:#}");
+    assert!(used() - before > cast, "the list used what the cast did");
+    drop((wide, narrow, pinned, pieces));
     setup.finish();
 }
