@@ -178,7 +178,8 @@ impl Backend for CpuBackend {
         Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
-    /// Returns the kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] except on Linux.
+    /// Returns what [`host_memory`] does: on Linux the least of the machine's memory and the limits of the process' control groups.
+    /// [`ErrorKind::Unsupported`] except on Linux and Windows.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         device::check(device)?;
         host_memory()

@@ -17,12 +17,12 @@ pub struct TransferReport {
     pub method: TransferMethod,
     /// Device whose queue did the work.
     pub lane: DeviceId,
-    /// Number of queues that took part.
+    /// Number of devices whose queues took part: two if a transfer between devices is staged. Each may have used several queues.
     pub lanes: u32,
     /// Bytes moved.
     pub bytes: u64,
-    /// Number of chunks that the bytes were split into, as planned: a staged download of more than 4 and less than 32 MiB into memory of the
-    /// host that was never touched is split into eight, whatever was planned.
+    /// Number of chunks that the bytes were split into, as planned: a staged download of more than 4 MiB into memory of the
+    /// host that was never touched is split into at least eight of at most 2 MiB, whatever was planned.
     pub chunks: u32,
     /// Host time of the submission, once the method was chosen: driver calls, and all that may block or take
     /// long then. The page of `CopyBuilder` (crate `transload-transfer`) lists that. `None` if no clock was

@@ -21,18 +21,18 @@ impl Backoff {
     /// Yields or sleeps before the next retry. Returns the error of the last one, or that of a lost device once many have failed.
     pub(crate) fn pause(&mut self, context: &Context, error: DriverError) -> DriverError {
         if is_capture_error(&error) || self.0 < ATTEMPTS {
-            self.sleep();
+            self.rest();
             return error;
         }
         let error = context.judge(error);
         if !error.is_sticky() {
-            self.sleep();
+            self.rest();
         }
         error
     }
 
     /// Yields or sleeps before the next retry.
-    pub(crate) fn sleep(&mut self) {
+    pub(crate) fn rest(&mut self) {
         if self.0 < ATTEMPTS {
             self.0 += 1;
             thread::yield_now();

@@ -91,7 +91,7 @@ impl StreamEnd {
                 end.set(state);
                 return end;
             }
-            backoff.sleep();
+            backoff.rest();
         }
     }
 
@@ -199,7 +199,7 @@ unsafe impl Timeline for StreamEnd {
         while !self.is_known_complete() {
             self.retry_record(true);
             let Some(event) = self.event() else {
-                backoff.sleep();
+                backoff.rest();
                 continue;
             };
             match event.synchronize() {
