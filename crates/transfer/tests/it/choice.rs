@@ -99,7 +99,7 @@ fn methods_that_declined_are_not_tried_again() {
     let [src, dst] = [path.src, path.dst].map(|at| manager.allocate(at.device, at.kind, 4096).unwrap());
     let rows = StridedLayout::new(64).repeat(4, 1000);
     let copy = manager.copy_strided((&src, &rows), (&dst, &rows)).unwrap();
-    [ErrorKind::Unsupported, ErrorKind::OutOfMemory].map(|kind| backend.refuse_next(kind));
+    [ErrorKind::Unsupported, ErrorKind::OutOfMemory].into_iter().for_each(|kind| backend.refuse_next(kind));
     assert_eq!(copy.wait().unwrap().method, TransferMethod::HostStaged);
     drop((src, dst));
     manager.drain().unwrap();
