@@ -221,7 +221,8 @@ impl Context {
             }
             match self.memory_info() {
                 Err(sticky) if sticky.is_sticky() => return sticky,
-                Err(unknown) if !unknown.is_out_of_memory() => {}
+                Err(unknown) if unknown.code() == Some(code::UNKNOWN) => {}
+                // Any other error is of this call, such as one in a stream's callback, where the driver permits none.
                 _ => return error,
             }
         }

@@ -19,7 +19,7 @@ use crate::{
     CudaDevice, CudaFeature, PinnedLimit,
     allocation_counts::AllocationCounts,
     error::{check_usable, lift_allocation, memory_info, record_loss},
-    lift,
+    lift, lift_in,
     pinned_limit::Pinned,
     storage::{DeviceSource, DriverMemory, FreeThread},
 };
@@ -252,7 +252,8 @@ impl CudaMemoryManager {
         self.trim_lists();
         self.device.end_words().trim(&self.free_thread);
         self.free_thread.drain(limit);
-        self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
+        let trimmed = self.source.get().map_or(Ok(()), DeviceSource::trim);
+        trimmed.map_err(|error| lift_in(&self.context, error))
     }
 
     /// Has the memory for lists freed that no kernel reads. Returns its bytes. [`release_cached`](Self::release_cached) waits for that.

@@ -9,7 +9,7 @@ use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BU
 
 use crate::{
     Runtime,
-    families::{CudaConfig, CudaFamily, DeviceFamily, connect, limit_pinned},
+    families::{CudaConfig, CudaFamily, DeviceFamily, connect, is_wgpu, limit_pinned},
     runtime::Parts,
 };
 
@@ -96,13 +96,13 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets the most bytes of host memory that all devices together have pinned: pinned and mapped arrays, also those that are only
+    /// Sets the most bytes of host memory that all CUDA devices together have pinned: pinned and mapped arrays, also those that are only
     /// kept for reuse, staging buffers and registrations. What is only kept gives way. Beyond the limit an allocation is
     /// [`OutOfMemory`](ErrorKind::OutOfMemory), and copies use methods that need no pinned memory. Default: no limit.
     ///
     /// Not for backends given by [`backend`](Self::backend) or found by a [`family`](Self::family) of yours, which others may use too: if
     /// one offers pinned memory, `discover` is an [`InvalidArgument`](ErrorKind::InvalidArgument). Their own settings limit them,
-    /// such as `CudaBackendConfig::with_pinned_limit`.
+    /// such as `CudaBackendConfig::with_pinned_limit`. Pinned memory of wgpu's devices is their driver's, and does not count.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
@@ -277,7 +277,8 @@ impl RuntimeBuilder {
 
 /// Refuses a limit that a backend, which was made elsewhere, would not know of.
 fn check_pinned_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
-    let pins = backend.devices().iter().any(|info| info.kinds.contains(&MemoryKind::Pinned));
+    let pins =
+        backend.devices().iter().any(|info| info.kinds.contains(&MemoryKind::Pinned)) && !is_wgpu(backend);
     match limit {
         Some(_) if pins => {
             let text = format!(

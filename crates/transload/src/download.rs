@@ -53,7 +53,8 @@ unsafe impl<T: Pod + Send> Destination<T> for Vec<T> {}
 unsafe impl<T: Pod + Send> Destination<T> for HostBuffer<T> {
     fn kind(&self) -> MemoryKind {
         match self.place() {
-            place if place.device.is_cpu() => place.kind,
+            // Who made it is not known of what is lent.
+            place if place.device.is_cpu() && self.maker().is_none() => place.kind,
             // Unified memory is copied to through its host address.
             _ => MemoryKind::Pageable,
         }

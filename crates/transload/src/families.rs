@@ -154,6 +154,18 @@ impl DeviceFamily for WgpuFamily {
     }
 }
 
+/// Returns whether a backend is that of wgpu's devices.
+pub(crate) fn is_wgpu(backend: &dyn Backend) -> bool {
+    #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
+    let is_wgpu = (backend as &dyn std::any::Any).is::<transload_backend_wgpu::WgpuBackend>();
+    #[cfg(not(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows))))]
+    let is_wgpu = {
+        let _none = backend;
+        false
+    };
+    is_wgpu
+}
+
 /// Has copies between the memory of CUDA and wgpu devices that are one GPU stay there, of devices that a manager knows and those of a
 /// backend that it is about to know. Where that is not possible, they pass the host.
 #[cfg(all(feature = "cuda", feature = "wgpu", any(target_os = "linux", windows)))]

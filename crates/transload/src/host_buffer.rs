@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use transload_core::{Access, Backend, Place, Pod, RangeGuard, Result, TryLockResult};
+use transload_core::{Access, Backend, DeviceId, Place, Pod, RangeGuard, Result, TryLockResult};
 
 use crate::Array;
 
@@ -61,6 +61,11 @@ impl<T: Pod> HostBuffer<T> {
     /// Returns where the elements are.
     pub(crate) fn place(&self) -> Place {
         self.exclusive.buffer().place()
+    }
+
+    /// Returns the device whose driver alone knows the memory.
+    pub(crate) fn maker(&self) -> Option<DeviceId> {
+        self.exclusive.buffer().maker()
     }
 
     /// Copies the elements into a vector. [`Runtime::download_into`](crate::Runtime::download_into) fills a vector without this copy.

@@ -15,6 +15,7 @@ use transload_transfer::{
 use crate::{
     Array, RuntimeBuilder,
     drain::{self, Drains},
+    upload::own_kind,
 };
 
 /// Calls of one runtime that may block at once; further ones wait in order.
@@ -36,7 +37,7 @@ struct Inner {
     #[cfg(feature = "profiler")]
     recording: std::sync::OnceLock<Arc<crate::profiler::Recording>>,
     parts: Parts,
-    /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls.
+    /// The threads of `parts.executor`, counted apart: draining the manager does not wait for these calls, of which one may do that.
     calls: Executor,
     call_key: BlockingKey,
     drains: Drains,
@@ -404,6 +405,10 @@ impl Runtime {
     /// # Errors
     /// As for [`CrossBackendTransferManager::share`]; that of [`explain`](Self::explain) for a device that is not there.
     pub fn share<T: Pod>(&self, array: &Array<T>, device: DeviceId) -> Result<Array<T>> {
+        if array.is_empty() && array.device() != device {
+            // No memory has 0 bytes.
+            return self.alloc(device, own_kind(device), 0);
+        }
         let shared = self.manager().share(array.raw(), device);
         let places = [array.place(), Place::new(device, MemoryKind::Device)];
         let SharedBuffer { buffer, .. } = shared.map_err(|error| self.with_absence(places, error))?;
@@ -424,15 +429,17 @@ impl Runtime {
         self.call(move || runtime.share(&array, device))
     }
 
-    /// Waits for all work in flight, and frees what was dropped while in use. Blocks until then. Also waits for destructors of
+    /// Waits for all work in flight, that of dropped futures included, and frees what was dropped while in use. Blocks until then. Also waits for destructors of
     /// owners that other code handed over with its memory or streams: the caller must hold no lock that they need, such as Python's
     /// GIL.
     ///
     /// # Errors
     /// As for [`CrossBackendTransferManager::drain`].
     pub fn drain(&self) -> Result<()> {
+        // What was begun by a future that is dropped may still allocate and copy.
+        let called = self.inner.calls.drain();
         // The memory of `host` and `zeros` is its own if the manager has another backend for the host.
-        self.manager().drain().and(self.cpu().drain())
+        called.and(self.manager().drain()).and(self.cpu().drain())
     }
 
     /// Like [`drain`](Self::drain), on another thread, from the first poll on. Unlike `drain` it may be awaited anywhere. Several run one

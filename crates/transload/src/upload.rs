@@ -62,6 +62,6 @@ impl Runtime {
 }
 
 /// Returns the kind of a device's own memory.
-fn own_kind(device: DeviceId) -> MemoryKind {
+pub(crate) fn own_kind(device: DeviceId) -> MemoryKind {
     if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device }
 }

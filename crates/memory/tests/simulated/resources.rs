@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use transload_core::{Error, ErrorKind, MemoryKind};
+use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::SimDevice;
+use transload_cuda_sys::{AsStream as _, Stream, StreamOptions, ffi};
 use transload_memory::{
     CudaDevice, CudaMemoryManager, CudaResource, HostPages, LimitingResource, MemoryResource, PinnedResource,
     RegistrationCache,
@@ -241,4 +242,41 @@ fn managers_of_one_device_share_its_managed_limit() {
     drop(first.allocate_segment(1 << 20).unwrap());
     drop(beyond);
     more.trim().unwrap();
+}
+
+/// A driver that answers nothing has no code of its own for that.
+#[test]
+fn drain_of_a_device_that_answers_no_call_tells_its_loss_once() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    drop(memory.allocate(MemoryKind::Device, 4096).unwrap());
+    sim.poison(999);
+    assert_eq!(memory.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
+    memory.drain().unwrap();
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+    let _of_drops = transload_cuda_sys::take_drop_errors();
+}
+
+/// The driver permits no call there, which says nothing of the device.
+#[test]
+fn free_in_a_callback_of_a_stream_finds_no_loss() {
+    unsafe extern "C" fn free(data: *mut std::ffi::c_void) {
+        // SAFETY: the data is a buffer of this call's own.
+        drop(unsafe { Box::from_raw(data.cast::<RawBuffer>()) });
+    }
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    let buffer = Box::new(memory.allocate(MemoryKind::Device, 4096).unwrap());
+    let context = memory.device().context().unwrap();
+    let stream = Stream::new(context, StreamOptions::default()).unwrap();
+    // SAFETY: the function takes the buffer.
+    let code = unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(free), Box::into_raw(buffer).cast()) };
+    assert_eq!(code, 0);
+    stream.synchronize().unwrap();
+    assert!(!transload_cuda_sys::take_drop_errors().is_empty(), "the free was not refused");
+    assert!(context.loss().is_none());
+    drop(memory.allocate(MemoryKind::Device, 4096).unwrap());
+    memory.drain().unwrap();
 }

@@ -106,7 +106,9 @@ impl ExternalSemaphore {
 
     /// Returns whether a stream that used it has lost its context: what it has not signalled by then it never does. Queries the driver.
     pub fn is_lost(&self) -> bool {
-        let is_lost = |event: &Event| event.is_done().is_err_and(|error| error.is_sticky());
+        let is_lost = |event: &Event| {
+            event.context().loss().is_some() || event.is_done().is_err_and(|error| error.is_sticky())
+        };
         self.uses.lock().iter().any(|(_, event)| is_lost(event))
     }
 

@@ -63,6 +63,26 @@ fn device_arrays_without_elements_are_made_by_every_way() {
         let made = [gpu.alloc::<f32>(0), gpu.zeros(0), gpu.pinned(0), gpu.upload(&[])];
         for array in made.map(Result::unwrap) {
             assert!(array.is_empty() && rt.download(&array).wait().unwrap().is_empty());
+            let other = if array.device().is_cpu() { gpu.id() } else { DeviceId::Cpu };
+            let shared = rt.share(&array, other).unwrap();
+            assert_eq!((shared.device(), shared.len()), (other, 0));
+            assert_eq!(rt.share(&array, DeviceId::Cuda(4000)).unwrap_err().kind(), ErrorKind::UnknownDevice);
+        }
+    });
+}
+
+/// Work of a future that was dropped is done nevertheless, and part of what a drain waits for.
+#[test]
+fn drain_waits_for_calls_of_dropped_futures() {
+    use std::task::{Context, Waker};
+    with_gpu(|rt, gpu| {
+        for _ in 0..5 {
+            let array = rt.host(vec![1_u8; 8 << 20]).unwrap();
+            let mut sharing = Box::pin(rt.share_async(&array, gpu.id()));
+            assert!(sharing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            drop((sharing, array));
+            rt.drain().unwrap();
+            assert!(rt.resources().is_empty(), "{}", rt.resources());
         }
     });
 }

@@ -50,6 +50,43 @@ fn noise(bytes: usize) -> Vec<u8> {
     transload_cuda_sim::harness::noise(bytes, bytes as u64)
 }
 
+/// It is for what CUDA pins.
+#[test]
+fn limit_of_pinned_memory_leaves_vulkan_devices_alone() {
+    if runtime().is_none() {
+        return;
+    }
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(VULKAN);
+    let builder = crate::uncalibrated::builder().without("cuda").pinned_limit(1 << 20);
+    let rt = builder.wgpu(config).discover().unwrap();
+    let pins = |info: &&transload::DeviceInfo| info.kinds.contains(&MemoryKind::Pinned) && !info.id.is_cpu();
+    assert!(rt.devices().iter().any(|info| pins(&info)), "none has pinned memory");
+}
+
+/// A buffer that is lent for a download has no driver that knows it.
+#[test]
+fn host_buffer_of_another_drivers_memory_is_pageable_for_downloads() {
+    let Some((rt, devices)) = runtime() else { return };
+    for device in devices {
+        let kinds: Vec<_> = rt.devices().into_iter().filter(|info| info.id == device).collect();
+        for kind in [MemoryKind::Pinned, MemoryKind::Mapped] {
+            if !kinds[0].kinds.contains(&kind) {
+                println!("skipped: {device} has no {kind} memory");
+                continue;
+            }
+            let array = rt.alloc::<u8>(device, kind, 1000).unwrap();
+            assert!(array.raw().maker().is_some());
+            let buffer = transload::HostBuffer::from_array(array).unwrap();
+            assert_eq!(transload::backend::Destination::kind(&buffer), MemoryKind::Pageable);
+            let content = noise(1000);
+            let there = rt.upload(device, &content).unwrap();
+            let filled = rt.download_into(&there, buffer).wait().unwrap();
+            assert_eq!(filled[..], content[..]);
+        }
+    }
+    assert_drained(&rt);
+}
+
 #[test]
 fn zeros_and_uploads_go_to_a_vulkan_device() {
     let Some((rt, devices)) = runtime() else { return };
