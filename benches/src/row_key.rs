@@ -23,5 +23,23 @@ pub(crate) fn key(id: &str) -> String {
 /// Returns whether a row is there only if a choice turned out wrong, or matters: cells of single paths, and where methods change; or only if all
 /// threads of the process sleep.
 pub(crate) fn may_be_absent(id: &str) -> bool {
-    id.starts_with("choice/") && id.contains("-to-") || id.split('/').any(|part| part == "processor-time")
+    let is_choice = |group: &str| group == "choice" || group.starts_with("choice-");
+    id.split('/').next().is_some_and(is_choice) && id.contains("-to-")
+        || id.split('/').any(|part| part == "processor-time")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may_be_absent;
+
+    #[test]
+    fn wrong_choices_may_be_absent_on_any_number_of_processors() {
+        for id in [
+            "choice/wrong/cpu.pinned-to-cuda:0.device/4096",
+            "choice-2/wrong/cpu.pinned-to-cuda:0.device/4096",
+        ] {
+            assert!(may_be_absent(id), "{id}");
+        }
+        assert!(!may_be_absent("choices/cpu-to-cuda") && !may_be_absent("choice-2/lists/mean"));
+    }
 }

@@ -139,8 +139,9 @@ fn of_size(
         arrived.forget();
         let begun = Instant::now();
         let mut fresh = Fresh::new(bytes, huge)?;
-        // Whole huge pages: two threads would clear one twice.
-        let piece = bytes.div_ceil(count).next_multiple_of(2 * MIB);
+        // Whole huge pages: two threads would clear one twice. Of ordinary pages each thread has several pieces, so that one is copied while
+        // the pages of the next are faulted in.
+        let piece = if huge { bytes.div_ceil(count).next_multiple_of(2 * MIB) } else { MIB / 4 };
         // SAFETY: both have that many bytes, and only this uses them now.
         unsafe { threads.begin(Work::Down(src, fresh.as_mut_ptr().expose_provenance()), bytes, piece) }?;
         threads.finish()?;

@@ -53,12 +53,13 @@ pub(super) fn rows(
     let mut variants = vec![
         Variant::new("loop", "a loop of raw copies", timed(|| raw_loop(&pieces, &queue, up))),
         Variant::new("raw-list", "a raw kernel over a list", timed(|| list.run(&pieces, &queue))),
-        Variant::new("batch", "CopyBatch, wait()", timed(batch)),
     ];
     if Driver::get()?.has(c"cuMemcpyBatchAsync_v2") {
         let raw = || raw_batch(&pieces, &queue);
         variants.push(Variant::new("raw-batch", "the raw batch call", timed(raw)));
     }
+    let forms = variants.len();
+    variants.push(Variant::new("batch", "CopyBatch, wait()", timed(batch)));
     variants.push(Variant::new("in-place", "CopyBatchInPlace, wait()", timed(in_place)));
     variants.push(Variant::new("recorded", "a recorded CopyBatchInPlace, wait()", timed(recorded)));
     let by_index = || {
@@ -96,7 +97,8 @@ pub(super) fn rows(
     variants
         .push(with_goal(Variant::new("exclusive", "copy_many, exclusive(), wait()", timed(exclusive)), goal));
     let variants = variants.into_iter().map(|variant| variant.verified_by(&pieces)).collect();
-    comparison(fixture, "", (count, bytes), up).rows(fixture, variants)
+    let comparison = comparison(fixture, "", (count, bytes), up);
+    comparison.rows_over_best(forms, fixture.group, fixture.is_simulated(), variants)
 }
 
 /// Most pieces of which copies by engines are recorded.

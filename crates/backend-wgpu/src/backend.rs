@@ -28,7 +28,7 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// [`ErrorKind::NoDriver`] without a Vulkan loader, if no other API is tried, and [`ErrorKind::NoDevice`] without an adapter that can
-    /// be used: both say what to install. For a device of a framework that cannot be used, [`ErrorKind::Unsupported`], [`ErrorKind::InvalidArgument`] or the
+    /// be used: both say what to install. [`ErrorKind::InvalidArgument`] if [`with_apis`](WgpuBackendConfig::with_apis) names no API of the platform. For a device of a framework that cannot be used, [`ErrorKind::Unsupported`], [`ErrorKind::InvalidArgument`] or the
     /// driver's.
     pub fn open(config: &WgpuBackendConfig) -> Result<Arc<Self>> {
         open_all(config).map(|devices| Arc::new(Self { devices }))

@@ -212,6 +212,16 @@ impl Fences {
         matches!(known, Some(None))
     }
 
+    /// Drops the waits of futures that were dropped, once no other can be added. Their wakers may keep the workers.
+    pub(crate) fn clear(&self) {
+        let mut timelines = self.timelines.lock();
+        let left = std::mem::take(&mut *timelines);
+        self.awaited.store(0, Ordering::Relaxed);
+        self.unregistered.store(0, Ordering::Relaxed);
+        drop(timelines);
+        discard(left);
+    }
+
     /// Changes a timeline's waits and updates `unregistered`.
     fn change<T>(
         &self,

@@ -302,6 +302,7 @@ impl Workers {
                 return Some(runnable);
             }
             if self.is_complete() {
+                self.fences.clear();
                 return None;
             }
             if self.fences.poll(|id| self.waker(id), |others, call| self.call(others, call)) {

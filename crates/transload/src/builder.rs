@@ -3,7 +3,9 @@
 use std::{fmt, future::Future, iter, sync::Arc};
 
 use transload_backend_cpu::CpuBackendBuilder;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind, Observer, Result, events::report};
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Observer, Result, events::report,
+};
 use transload_executor::{Executor, block_on};
 use transload_transfer::{CrossBackendTransferManager, ManagerBuilder, STAGING_BUFFER, Sampling};
 
@@ -86,7 +88,8 @@ impl RuntimeBuilder {
     ///
     /// The limit does not cover threads that block in a driver, the kernel or code of yours; they start on demand, and the first three
     /// kinds end when they are idle:
-    /// - calls behind `_async` methods and awaited copies: at most 32 of the runtime, 8 of the manager and 8 for each device;
+    /// - calls behind `_async` methods and awaited copies: at most 32 of the runtime, 8 of the manager, 8 for each device, and one for each
+    ///   stream that copies are awaited on; besides, one for each `load_async` and `calibrate_async`, and one for awaited drains;
     /// - pinning of staging buffers: at most 8 for each device;
     /// - reading files and streams: `LoadOptions::readers` for each load, one for each `io::Blocking`;
     /// - of each CUDA device one that frees memory and at most 4 that drop owners of adopted memory; of the process one that waits for
@@ -143,7 +146,7 @@ impl RuntimeBuilder {
     }
 
     /// Sets whether arrays in ordinary memory that are copied again and again are registered with the driver; see
-    /// [`ManagerBuilder::registration`](crate::backend::ManagerBuilder::registration). Default: yes, unless there is a
+    /// [`ManagerBuilder::registration`](crate::backend::ManagerBuilder::registration). Default: yes. Never done beside a
     /// [`pinned_limit`](Self::pinned_limit).
     pub fn registration(mut self, is_on: bool) -> Self {
         self.manager = self.manager.registration(is_on);
@@ -162,7 +165,8 @@ impl RuntimeBuilder {
     /// is no error: [`Runtime::absent`] says why. Blocks while drivers are loaded.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two backends with one device;
+    /// [`ErrorKind::InvalidArgument`] for a setting that is not valid, or two given backends with one device. A family whose device is there is
+    /// absent;
     /// [`ErrorKind::Unsupported`] on a worker of an executor of this library, which must not block.
     pub fn discover(self) -> Result<Runtime> {
         block_on(self.discover_async())?
@@ -214,7 +218,10 @@ impl RuntimeBuilder {
             manager = manager.observer(observer);
         }
         let manager = manager.executor(&executor).build();
-        for backend in backends {
+        // Those of wgpu are connected with CUDA, which is looked for first.
+        let (of_wgpu, others): (Vec<_>, Vec<_>) =
+            backends.into_iter().partition(|backend: &Arc<dyn Backend>| is_wgpu(&**backend));
+        for backend in others {
             check_pinned_limit(&*backend, pinned_limit)?;
             manager.register_backend(backend)?;
         }
@@ -223,7 +230,8 @@ impl RuntimeBuilder {
             manager.register_backend(Arc::clone(&host) as _)?;
         }
         let mut absent = Vec::new();
-        for family in families.iter().filter(|family| !has(&manager, family.name())) {
+        let is_given = |family: &str| of_wgpu.iter().any(|backend| is_of(&backend.devices(), family));
+        for family in families.iter().filter(|it| !has(&manager, it.name()) && !is_given(it.name())) {
             let opened = if without.contains(&family.name()) {
                 let text = "it was left out by `RuntimeBuilder::without`";
                 Err(Error::new(ErrorKind::Unsupported, text))
@@ -240,6 +248,10 @@ impl RuntimeBuilder {
                 report::family_absent(family.name(), &reason);
                 absent.push((family.name(), reason));
             }
+        }
+        for backend in of_wgpu {
+            connect(&manager, &backend);
+            manager.register_backend(backend)?;
         }
         let runtime = Runtime::new(Parts {
             manager,
@@ -292,7 +304,11 @@ fn check_pinned_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
 }
 
 fn has(manager: &CrossBackendTransferManager, family: &str) -> bool {
-    manager.devices().iter().any(|info| info.id.family() == family)
+    is_of(&manager.devices(), family)
+}
+
+fn is_of(devices: &[DeviceInfo], family: &str) -> bool {
+    devices.iter().any(|info| info.id.family() == family)
 }
 
 impl fmt::Debug for RuntimeBuilder {

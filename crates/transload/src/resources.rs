@@ -13,7 +13,8 @@ use crate::{Runtime, families};
 pub struct Resources {
     /// Allocations, their bytes and leased queues, by the name of the backend.
     pub backends: Vec<(&'static str, ResourceCounts)>,
-    /// Bytes of host memory that CUDA backends have pinned, for any use: the three fields below, and arrays.
+    /// Bytes of host memory that CUDA backends have pinned, for any use: what the fields below say of it, and arrays. Not what other
+    /// families' drivers have pinned.
     pub pinned_bytes: u64,
     /// The limit of `pinned_bytes`, if any.
     pub pinned_limit: Option<u64>,
@@ -21,7 +22,8 @@ pub struct Resources {
     pub cached_pinned_bytes: u64,
     /// The part of `pinned_bytes` that is registered memory of other owners, also what is only kept registered.
     pub registered_bytes: u64,
-    /// The part of `pinned_bytes` that is staging buffers: of transfers, of [`io`](crate::io) and of loads.
+    /// Staging buffers: of transfers, of [`io`](crate::io) and of loads. Those of CUDA devices are a part of `pinned_bytes`; those of other
+    /// families are pinned by their drivers, or pageable, and are not.
     pub staging_bytes: u64,
     /// The part of `staging_bytes` that is in the rings of transfers, also what is only kept there.
     pub ring_bytes: u64,

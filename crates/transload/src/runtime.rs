@@ -70,7 +70,7 @@ impl Runtime {
     /// is no error: [`absent`](Self::absent) says why. Blocks while drivers are loaded, up to some hundred milliseconds.
     ///
     /// # Errors
-    /// That of a backend whose device another backend has.
+    /// That of a backend given by [`RuntimeBuilder::backend`] whose device another one has.
     pub fn discover() -> Result<Self> {
         Self::builder().discover()
     }
@@ -454,6 +454,12 @@ impl Runtime {
 
     pub(crate) fn drains(&self) -> &Drains {
         &self.inner.drains
+    }
+
+    /// Returns the executor of calls that a drain waits for.
+    #[cfg(feature = "calibration")]
+    pub(crate) fn calls(&self) -> &Executor {
+        &self.inner.calls
     }
 
     /// Runs what may block, or takes long, on another thread, from the first poll on.

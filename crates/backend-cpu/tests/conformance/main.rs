@@ -42,6 +42,17 @@ fn the_cpu_backend_keeps_every_promise() {
 }
 
 #[test]
+fn smallest_budget_fails_no_good_backend() {
+    for seed in 1..4 {
+        let backend = cpu(2, 1 << 20);
+        let mut subject = Subject::new(Arc::clone(&backend), DeviceId::Cpu, backend);
+        (subject.seed, subject.budget_bytes) = (seed, 0);
+        let outcome = conformance::backend(&subject);
+        assert!(outcome.is_ok(), "{outcome}");
+    }
+}
+
+#[test]
 fn backend_with_own_pool_passes() {
     let (backend, host) = (cpu(2, 1 << 20), cpu(1, usize::MAX));
     let subject = Subject::new(backend, DeviceId::Cpu, host);

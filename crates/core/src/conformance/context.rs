@@ -61,7 +61,7 @@ impl<'a> TestContext<'a> {
 
     /// Returns at most `wanted` bytes, so that a few such buffers fit the budget.
     pub(super) fn size(&self, wanted: usize) -> usize {
-        wanted.min(self.subject.budget_bytes / 8).max(64)
+        wanted.min(self.subject.budget_bytes.max(2 << 20) / 8)
     }
 
     /// Returns the memory that the host can address.

@@ -85,7 +85,7 @@ pub struct Subject {
     pub host: Arc<dyn Backend>,
     /// Seed of all content, sizes and random programs.
     pub seed: u64,
-    /// Bytes that one check may allocate at once, approximately; 64 MiB by default. Less than 32 MiB leaves
+    /// Bytes that one check may allocate at once, approximately; 64 MiB by default, and at least 2 MiB. Less than 32 MiB leaves
     /// out sizes that reveal many faults.
     pub budget_bytes: usize,
     /// How long a waker may take to be called; 30 seconds by default.

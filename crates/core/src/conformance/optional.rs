@@ -269,16 +269,28 @@ fn moved(
 }
 
 pub(super) fn sharing(context: &TestContext<'_>) -> CheckResult {
-    let content = context.rng("sharing").bytes(10_001);
+    let mut rng = context.rng("sharing");
+    let bytes = context.size(10_001);
     let mut any = false;
     for memory in context.memories.iter().copied() {
+        let (content, later) = (rng.bytes(bytes), rng.bytes(bytes));
         let buffer = context.buffer_of(memory, &content)?;
+        let mut expected = &content;
         match context.backend().share(&buffer, context.subject.device) {
             Ok(shared) => {
                 any = true;
                 let same = shared.buffer.id() == buffer.id();
                 ensure!(!(same && shared.copied), "{} is the same buffer and called a copy", memory.place);
-                context.expect(&shared.buffer, &content, &format!("a share of {}", memory.place))?;
+                context.expect(&shared.buffer, expected, &format!("a share of {}", memory.place))?;
+                if !shared.copied && shared.buffer.is_writable() {
+                    context.put(&shared.buffer, &later)?;
+                    expected = &later;
+                    context.expect(
+                        &buffer,
+                        expected,
+                        &format!("{} that was written by a share", memory.place),
+                    )?;
+                }
             }
             Err(error) => {
                 ensure!(error.kind() == ErrorKind::Unsupported, "sharing {}: {error:?}", memory.place);
@@ -289,7 +301,13 @@ pub(super) fn sharing(context: &TestContext<'_>) -> CheckResult {
                 Ok(pinned) => {
                     any = true;
                     ensure!(pinned.len() == buffer.len(), "registered {} bytes", pinned.len());
-                    context.expect(&pinned, &content, "registered memory")?;
+                    context.expect(&pinned, expected, "registered memory")?;
+                    if pinned.is_writable() {
+                        expected = if std::ptr::eq(expected, &content) { &later } else { &content };
+                        context.put(&pinned, expected)?;
+                    }
+                    // Nothing of it is in use where the buffer is read.
+                    drop(pinned);
                 }
                 Err(error) => {
                     ensure!(
@@ -300,7 +318,7 @@ pub(super) fn sharing(context: &TestContext<'_>) -> CheckResult {
                 }
             }
         }
-        context.expect(&buffer, &content, "memory that was shared")?;
+        context.expect(&buffer, expected, "memory that was shared")?;
     }
     Ok(Verdict::passed_if(any, "nothing is shared or registered"))
 }

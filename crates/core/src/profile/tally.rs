@@ -113,7 +113,7 @@ impl QueueTally {
     /// wanted one comes before.
     #[cold]
     fn draw(&self, next: &AtomicU64, one_in: u64, is_wanted: bool) {
-        let later = if is_wanted { 2 * one_in } else { 0 };
+        let later = if is_wanted && one_in > 1 { 2 * one_in } else { 0 };
         next.store(self.next_distance(one_in).saturating_add(later), Ordering::Relaxed);
     }
 

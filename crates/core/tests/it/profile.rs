@@ -90,6 +90,16 @@ fn operations_of_observed_transfers_count_as_those_that_are_timed() {
     assert!((55.0..65.0).contains(&one_in), "one in {one_in}");
 }
 
+#[test]
+fn one_in_one_is_all_of_them_also_among_observed_transfers() {
+    let (slot, tally) = (SinkSlot::default(), Arc::default());
+    let (_counter, _sink) = Counter::attached(&slot, 1);
+    for index in 0..100 {
+        let _scope = (index % 2 == 0).then(|| TransferScope::enter(TransferId::if_wanted(Wanted::Times)));
+        assert!(enqueue(&slot, &tally, 1), "operation {index}");
+    }
+}
+
 /// Or kernels among transfers would hardly be timed.
 #[test]
 fn observed_transfers_do_not_count_for_other_kinds() {

@@ -49,6 +49,24 @@ fn awaited_fence_keeps_the_executor_of_a_dropped_handle() {
 }
 
 #[test]
+fn dropped_wait_keeps_neither_its_timeline_nor_the_workers() {
+    within_limit(String::new, || {
+        let (executor, gate) = (executor(1), Gate::new());
+        let mut wait = Box::pin(executor.fence(&gate.fence(1)));
+        let polled = async move {
+            std::future::poll_fn(|context| {
+                assert!(wait.as_mut().poll(context).is_pending());
+                std::task::Poll::Ready(())
+            })
+            .await;
+        };
+        executor.spawn(polled).wait().unwrap();
+        drop(executor);
+        until("only the test has the timeline", || Arc::strong_count(&gate) == 1);
+    });
+}
+
+#[test]
 fn idle_worker_polls_before_it_sleeps() {
     within_limit(String::new, || {
         let executor = executor(1);

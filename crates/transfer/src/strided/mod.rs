@@ -57,7 +57,8 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for different shapes or 0 bytes; [`ErrorKind::OutOfRange`] for runs that leave their buffer, and for
     /// more than 1,048,576 rows that are no planes, or lie between those they are copied to; [`ErrorKind::Overlap`] for runs of the destination that overlap. The transfer's are those
-    /// of [`copy`](Self::copy); [`ErrorKind::Overlap`] also if a run of the destination overlaps one of the source.
+    /// of [`copy`](Self::copy); [`ErrorKind::Overlap`] also if a run of the destination overlaps one of the source; [`ErrorKind::Unsupported`] also for more rows
+    /// than that in planes between two devices.
     pub fn copy_strided<'a>(
         &'a self,
         (src, from): (&'a RawBuffer, &StridedLayout),

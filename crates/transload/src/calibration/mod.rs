@@ -111,8 +111,8 @@ impl Runtime {
     ) -> impl Future<Output = Result<Calibrated>> + Send + use<> {
         let (runtime, options) = (self.clone(), options.clone());
         async move {
-            let executor = runtime.executor().clone();
-            executor.spawn_thread(move || runtime.calibrate(&options)).await?
+            let calls = runtime.calls().clone();
+            calls.spawn_thread(move || runtime.calibrate(&options)).await?
         }
     }
 

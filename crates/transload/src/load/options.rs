@@ -144,8 +144,8 @@ impl LoadOptions {
         self
     }
 
-    /// Sets how many threads read the file, each into a staging buffer of its own; at most 64. Default: one per processor, at most
-    /// 16, and fewer for small files.
+    /// Sets how many threads read the file, each into a staging buffer of its own; at most 64. Default: as many as the runtime has
+    /// [worker threads](crate::RuntimeBuilder::threads), by default one per processor and at most 16, and fewer for small files.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = Some(threads);
         self

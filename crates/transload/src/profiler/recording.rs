@@ -89,7 +89,11 @@ impl Recording {
         }
         match profiler.finish_trace() {
             Ok(written) => report::trace_written(&self.file, &written),
-            Err(error) => report::trace_failed(&self.file, &error),
+            Err(error) => {
+                // As where it could not be begun: a program that installs no subscriber would not learn it.
+                let _unseen = writeln!(io::stderr(), "transload: {}: {error}", self.file.display());
+                report::trace_failed(&self.file, &error);
+            }
         }
     }
 }
@@ -144,6 +148,7 @@ extern "C" fn at_exit() {
     let ending = Arc::clone(&ended);
     let started = thread::Builder::new().name("transload-trace".to_owned()).spawn(move || {
         open.iter().for_each(|recording| recording.end());
+        transload_core::events::report::emit_deferred();
         // Their runtimes stay: nothing of theirs is dropped while the process ends.
         std::mem::forget(open);
         *ending.0.lock().unwrap_or_else(PoisonError::into_inner) = true;

@@ -85,6 +85,20 @@ fn calibration_is_kept_for_later_runtimes() {
     assert_eq!(again.stored.unwrap(), file);
 }
 
+/// It is done nevertheless, and nothing of it is left after a drain.
+#[test]
+fn drain_waits_for_a_calibration_whose_future_was_dropped() {
+    let (rt, _alone) = (runtime(CalibrationStore::None), alone());
+    let options = CalibrationOptions::new().largest(1024);
+    let mut calibrating = Box::pin(rt.calibrate_async(&options));
+    let waker = std::task::Waker::noop();
+    assert!(calibrating.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    drop(calibrating);
+    rt.drain().unwrap();
+    assert_eq!(basis(&rt), CostBasis::Measured);
+    assert!(rt.resources().is_empty(), "{}", rt.resources());
+}
+
 /// Asserts that the file is ignored, and replaced by the next calibration.
 #[track_caller]
 fn is_ignored_and_rebuilt(file: &Path) {
