@@ -53,7 +53,7 @@ mod counting {
     const WARM_UP: usize = 1000;
     /// Calls that are counted, of which the median is the result: 1 of 64 copies is timed, which takes more.
     const COUNTED: usize = 33;
-    /// Instructions that a copy may take on x86-64: 3 % more than counted last with Rust 1.95: 1,054 by the builder, 1,042 by
+    /// Instructions that a copy may take on x86-64: 3 % more than was counted with Rust 1.95: 1,054 by the builder, last 1,049, and 1,042, last 1,037, by
     /// `transfer_buffer`. With the same code in other units of code generation it was 1,018 and 1,006, and once 948 and 938; 1,181 before the first attempt of a
     /// transfer was made without a loop. Some 64 are `memcpy` of the C library, in three calls: another processor or version may take a few
     /// more or less.
