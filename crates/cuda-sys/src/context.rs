@@ -207,7 +207,8 @@ impl Context {
     /// [is sticky](DriverError::is_sticky): what ends a wait that would fail for ever. Drivers have no code of their own for a GPU that has
     /// fallen off the bus: many answer each call with `CUDA_ERROR_UNKNOWN`, which after a single call says nothing.
     ///
-    /// Blocks for a tenth of a second before it finds that; not if a [loss](Self::loss) is recorded, nor where it finds the device well.
+    /// Blocks for a tenth of a second before it finds that; not if a [loss](Self::loss) is recorded, nor where it finds the device well. May be
+    /// called from any thread.
     #[must_use]
     pub fn judge(&self, error: DriverError) -> DriverError {
         /// Questions, and the pause between two of them.

@@ -37,7 +37,8 @@ pub fn lift_in(context: &Context, error: DriverError) -> Error {
     if !error.is_sticky() || mutant!("memory/call-tells-loss") {
         return lift(error);
     }
-    match memory_info(context).map_err(|error| context.judge(error)) {
+    match memory_info(context) {
+        _ if matches!(error, DriverError::Unresponsive { .. }) => lost_here(context, error),
         Err(again) if again.is_sticky() => lost_here(context, error),
         _ => lost_elsewhere(context, error),
     }

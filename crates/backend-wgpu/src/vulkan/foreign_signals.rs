@@ -1,4 +1,4 @@
-//! Semaphores that another API signals. If it loses its device first, the host signals in its place: what waits for them would wait for ever.
+//! Semaphores that another API signals. If it loses its device first, the host signals in its place: a submission that waits for them would never run.
 
 use std::sync::Weak;
 
@@ -27,13 +27,13 @@ impl Vulkan {
         signals.push(signal);
     }
 
-    /// Signals what another API was to signal before it lost its device. Called by whoever waits.
+    /// Signals the values that another API was told to signal before it lost its device. Threads call it that wait for a queue or poll it.
     pub(super) fn end_lost_signals(&self) {
         // Locked until the end, since each value is signalled once.
         for signal in self.foreign_signals.lock().iter().filter_map(Weak::upgrade) {
             let (semaphore, value) = signal.last();
             if semaphore.is_before(value) && signal.is_lost() {
-                // Without it the caller goes on to wait.
+                // If that fails, the caller waits on.
                 let _signalled = semaphore.signal(value);
             }
         }

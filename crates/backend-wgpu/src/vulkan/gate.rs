@@ -43,7 +43,8 @@ pub(super) struct Staged {
 }
 
 thread_local! {
-    /// Without a destructor: a thread also submits in those of its other thread-locals. Whoever stages takes it out.
+    /// It has no destructor, since a thread may submit in the destructor of another thread-local. Each `stage` is followed by an `unstage`,
+    /// which drops the value.
     static STAGED: RefCell<ManuallyDrop<Option<Staged>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 

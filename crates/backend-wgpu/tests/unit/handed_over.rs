@@ -1,27 +1,16 @@
 //! What copies take over from another API, and hand back. On the software driver and llvmpipe.
 
-use std::sync::Arc;
-
 use transload_core::{Backend as _, MemoryKind};
 use transload_cuda_sim::harness;
-use transload_memory::{CudaDevice, CudaMemoryManager};
 
 use super::*;
-use crate::{
-    CudaInterop,
-    setup::{self, exported},
-};
+use crate::{CudaInterop, setup};
 
 #[test]
 fn each_pair_of_a_batch_is_handed_over_and_nothing_else() {
     let Some(backend) = setup::backend().filter(|_| !harness::is_real()) else { return };
     let state = backend.states().remove(0);
-    // SAFETY: mappings stay.
-    let test = harness::device_like(|builder| unsafe {
-        builder.uuid(state.info.uuid).total_memory(128 << 20).external_memory(exported::open)
-    });
-    let cuda = CudaDevice::new(test.ordinal()).unwrap();
-    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    let (_test, _cuda, memory) = setup::cuda_of(&state.info);
     let interop = match CudaInterop::new(&backend, state.id(), &memory) {
         Err(error) if [ErrorKind::UnknownDevice, ErrorKind::Unsupported].contains(&error.kind()) => {
             return println!("skipped: {error}");

@@ -7,10 +7,9 @@ use transload_core::{
     Backend, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
-use transload_memory::{CudaDevice, CudaMemoryManager};
 
 use crate::{
-    setup::{self, exported},
+    setup,
     vulkan::{faults, perform},
 };
 
@@ -21,12 +20,7 @@ const BYTES: usize = 3 << 20;
 fn refused_part_of_vulkan_is_the_copys_error_and_marks_what_it_wrote() {
     let Some(backend) = setup::backend().filter(|_| !harness::is_real()) else { return };
     let state = backend.states().remove(0);
-    // SAFETY: mappings stay.
-    let test = harness::device_like(|builder| unsafe {
-        builder.uuid(state.info.uuid).total_memory(128 << 20).external_memory(exported::open)
-    });
-    let cuda = CudaDevice::new(test.ordinal()).unwrap();
-    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    let (_test, cuda, memory) = setup::cuda_of(&state.info);
     let connected = Arc::clone(&memory);
     match backend.connect_cuda(&cuda, move || Ok(Arc::clone(&connected))) {
         Err(error) if error.kind() == ErrorKind::UnknownDevice => return println!("skipped: {error}"),

@@ -8,7 +8,26 @@ mod layer;
 
 use std::{env, fmt, sync::Arc};
 
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+use transload_memory::{CudaDevice, CudaMemoryManager};
+
 use crate::{WgpuBackend, WgpuBackendConfig};
+
+/// A device of the software driver that is the GPU of a Vulkan device, and imports its memory.
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+// Clippy's allowance for tests does not reach their helpers.
+#[allow(clippy::unwrap_used)]
+pub(crate) fn cuda_of(
+    info: &transload_core::DeviceInfo,
+) -> (transload_cuda_sim::harness::TestDevice, CudaDevice, Arc<CudaMemoryManager>) {
+    // SAFETY: mappings stay.
+    let test = transload_cuda_sim::harness::device_like(|builder| unsafe {
+        builder.uuid(info.uuid).total_memory(128 << 20).external_memory(exported::open)
+    });
+    let cuda = CudaDevice::new(test.ordinal()).unwrap();
+    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    (test, cuda, memory)
+}
 
 /// Opens every Vulkan device; `None`, with a printed reason, if there is none.
 pub(crate) fn backend() -> Option<Arc<WgpuBackend>> {

@@ -57,14 +57,18 @@ fn value_of_a_signal_that_may_be_enqueued_is_not_signalled_again() {
 
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 const ILLEGAL_ADDRESS: u32 = 700;
+/// What a device answers that answers no call any more.
+const UNKNOWN: u32 = 999;
 
 /// The streams of the driver signal nothing, as after a loss.
 #[test]
 fn submission_that_waits_for_a_lost_context_ends() {
-    [false, true].into_iter().for_each(end_after_a_loss);
+    for code in [ILLEGAL_ADDRESS, UNKNOWN] {
+        [false, true].into_iter().for_each(|by_polling| end_after_a_loss(by_polling, code));
+    }
 }
 
-fn end_after_a_loss(by_polling: bool) {
+fn end_after_a_loss(by_polling: bool, code: u32) {
     let Some(backend) = setup::backend().filter(|_| !harness::is_real()) else { return };
     let state = backend.states().remove(0);
     let test = harness::device_like(|builder| builder);
@@ -86,9 +90,12 @@ fn end_after_a_loss(by_polling: bool) {
         (point, copier.submit(&[], &[queue.semaphore().at(point)]).unwrap())
     };
     let fence = order.fence(point, Some(signal));
-    thread::sleep(Duration::from_millis(20));
-    assert!(!fence.is_complete(), "the stream may still signal");
-    test.sim().unwrap().poison(ILLEGAL_ADDRESS);
+    for _ in 0..100 {
+        assert!(!fence.is_complete() && !copier.poll(behind).unwrap(), "the stream may still signal");
+    }
+    test.sim().unwrap().poison(code);
+    // Who waits for CUDA's own work finds the loss.
+    stream.synchronize().unwrap_err();
     let (ended, ends) = mpsc::channel();
     // A copier waits for the submission, and knows nothing of CUDA.
     let waiting = thread::spawn(move || {

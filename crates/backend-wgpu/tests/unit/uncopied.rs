@@ -1,21 +1,14 @@
 //! Memory that CUDA and Vulkan share is used by both without a copy. On the software driver and llvmpipe.
 
-use std::sync::Arc;
-
 use transload_core::{
     Access, Backend, ErrorKind, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType,
     submit,
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::trace;
-use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{
-    CudaInterop,
-    setup::{self, exported},
-    vulkan::faults,
-};
+use crate::{CudaInterop, setup, vulkan::faults};
 
 const BYTES: usize = 3 << 20;
 
@@ -23,12 +16,7 @@ const BYTES: usize = 3 << 20;
 fn neither_driver_copies_memory_that_both_use() {
     let Some(backend) = setup::backend().filter(|_| !harness::is_real()) else { return };
     let state = backend.states().remove(0);
-    // SAFETY: mappings stay.
-    let test = harness::device_like(|builder| unsafe {
-        builder.uuid(state.info.uuid).total_memory(128 << 20).external_memory(exported::open)
-    });
-    let cuda = CudaDevice::new(test.ordinal()).unwrap();
-    let memory = Arc::new(CudaMemoryManager::new(&cuda).unwrap());
+    let (_test, cuda, memory) = setup::cuda_of(&state.info);
     let interop = match CudaInterop::new(&backend, state.id(), &memory) {
         Err(error) if [ErrorKind::UnknownDevice, ErrorKind::Unsupported].contains(&error.kind()) => {
             return println!("skipped: {error}");

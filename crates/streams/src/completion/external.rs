@@ -104,7 +104,8 @@ impl ExternalSemaphore {
         Ok(true)
     }
 
-    /// Returns whether a stream that used it has lost its context: what it has not signalled by then it never does. Queries the driver.
+    /// Returns whether a stream that used it has lost its context: what it has not signalled by then it never does. Queries the driver and
+    /// does not block; may be called from any thread.
     pub fn is_lost(&self) -> bool {
         let is_lost = |event: &Event| {
             event.context().loss().is_some() || event.is_done().is_err_and(|error| error.is_sticky())
