@@ -25,6 +25,7 @@ use self::{
 };
 use crate::{
     comparison::{Fixture, Parts, Verify},
+    content::Content,
     many::pieces::Pieces,
     row::{Goal, Row, Summary},
     rows::is_verified,
@@ -43,9 +44,9 @@ pub(crate) const PARTS: Parts = (
 
 /// Bytes of a list; there are two for each direction.
 const LIST: usize = 128 << 20;
-/// How long each way copies, and the load runs alone before and after it: the longer a device computes, the slower it may become.
+/// How long each way copies. The load runs alone half as long before and after it: the longer a device computes, the slower it may become.
 const TIME: Duration = Duration::from_millis(50);
-const REPETITIONS: usize = 6;
+const REPETITIONS: usize = 30;
 /// Length from which blocks are not staged on the device.
 const LONG: usize = 1 << 20;
 
@@ -61,6 +62,8 @@ struct Goals {
 
 /// A way to copy both directions.
 struct Way<'a> {
+    /// Its place among the rows.
+    index: usize,
     name: String,
     method: String,
     /// Whether the goals are its own beside the load, and alone.
@@ -79,7 +82,15 @@ impl<'a> Way<'a> {
     ) -> Result<Self> {
         let copiers = [copier(true)?, copier(false)?];
         let (rates, slowdowns) = (<[Vec<f64>; 2]>::default(), Vec::new());
-        Ok(Self { name: name.to_owned(), method: method.to_owned(), goals, copiers, rates, slowdowns })
+        Ok(Self {
+            index: 0,
+            name: name.to_owned(),
+            method: method.to_owned(),
+            goals,
+            copiers,
+            rates,
+            slowdowns,
+        })
     }
 }
 
@@ -99,13 +110,16 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
     let moved = (2 * count * bytes) as f64;
     let alone = || -> Result<f64> {
         let ((), took) = load.beside(fixture, || {
-            thread::sleep(time);
+            thread::sleep(time / 2);
             Ok(())
         })?;
         Ok(took)
     };
+    let mut random = Content::new(0, 0xBE51);
     for repetition in 0..=fixture.few_repetitions(REPETITIONS) {
         let mut before = alone()?;
+        // What a device did before decides how fast it computes for a while, so no way always follows the same other one.
+        ways.sort_by_cached_key(|_| random.draw());
         for way in &mut ways {
             let (rate, took) = load.beside(fixture, || both(fixture, &mut way.copiers, moved, time))?;
             // A device that computed little meanwhile is faster for a while than one that did nothing else.
@@ -124,6 +138,7 @@ fn rows_of(fixture: &Fixture<'_>, bytes: usize, goals: Goals) -> Result<Vec<Row>
             }
         }
     }
+    ways.sort_by_key(|way| way.index);
     let mut rows = Vec::new();
     for way in &mut ways {
         lists.iter().flatten().try_for_each(Verify::poison)?;
@@ -169,8 +184,8 @@ fn ways<'a>(
         listed(in_place),
     )?);
     if bytes < LONG {
-        for (blocks, buffers, mebibytes) in [(8, 3, 32), (16, 3, 32), (32, 3, 32), (32, 2, 64)] {
-            let name = format!("raw-staged-{blocks}x{mebibytes}");
+        for (blocks, buffers, mebibytes) in [(8, 3, 32), (32, 2, 64), (32, 3, 64)] {
+            let name = format!("raw-staged-{blocks}x{buffers}x{mebibytes}");
             let method =
                 format!("raw copies staged on the device, {blocks} blocks, {buffers} x {mebibytes} MiB");
             let launches = Launches { blocks, scratch: Some((buffers, fixture.bytes(mebibytes << 20))) };
@@ -179,6 +194,7 @@ fn ways<'a>(
     }
     ways.push(Way::new("copy-blocks", "copy_blocks", [true, false], blocks(false))?);
     ways.push(Way::new("exclusive", "copy_blocks, exclusive()", [false, true], blocks(true))?);
+    ways.iter_mut().enumerate().for_each(|(index, way)| way.index = index);
     Ok(ways)
 }
 

@@ -84,9 +84,9 @@ pub use queue::room::{full_until, may_be_full};
 pub use queue::transfer::{
     CompletionHandler, RefusalHandler, Submission, Submitted, Transfer, TransferState,
 };
-pub use queue::{BatchHalf, Queue, QueueLease, StreamPriority, Timing, WorkloadType};
+pub use queue::{BatchHalf, HalfPairs, Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::batch::runs_by_allocation;
-pub use submit::blocks::{BlockList, submit_blocks};
+pub use submit::blocks::{BlockList, BlockSide, submit_blocks};
 pub use submit::cast::FloatType;
 pub use submit::claim::{Claims, DelayedWakes};
 pub use submit::fill::fill;

@@ -10,7 +10,7 @@ pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 pub(crate) const HALF_BLOCKS: u32 = 32;
 
 /// Longest pieces of it, in bytes: a warp copies a piece.
-pub(crate) const HALF_PIECE: u64 = 16 << 10;
+pub(crate) const HALF_PIECE: usize = 16 << 10;
 
 /// Longest pieces of a small list for a copy kernel, in bytes. A warp copies a piece, so short ones occupy more of the device.
 pub(crate) const LIST_PIECE: u64 = 4096;

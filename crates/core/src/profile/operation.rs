@@ -107,6 +107,20 @@ impl OperationInfo {
         Self { kind: OperationKind::CopyKernel, path, bytes: blocks.bytes(), pieces }
     }
 
+    /// Describes a half of a batch, which a kernel copies: from and to these places.
+    #[must_use]
+    pub fn of_half(pairs: &crate::HalfPairs<'_>, path: Option<(Place, Place)>) -> Self {
+        let info = match pairs {
+            crate::HalfPairs::Pairs(pairs) => Self::of_pairs(OperationKind::CopyKernel, pairs),
+            crate::HalfPairs::Blocks(blocks, range) => {
+                let bytes = (range.len() as u64).saturating_mul(blocks.block_bytes() as u64);
+                let pieces = u32::try_from(range.len()).unwrap_or(u32::MAX);
+                Self { kind: OperationKind::CopyKernel, path, bytes, pieces }
+            }
+        };
+        Self { path, ..info }
+    }
+
     /// Describes an operation.
     #[must_use]
     pub fn of(operation: &Operation<'_>) -> Self {

@@ -8,7 +8,12 @@ pub(crate) mod source;
 pub(crate) mod transfer;
 pub(crate) mod unobserved;
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::{Deref, Range},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     BlockList, DeviceId, Error, ErrorKind, Fence, Operation, Place, RawBuffer, Result, Stamp, Timeline,
@@ -65,6 +70,44 @@ pub enum BatchHalf {
         /// many; else where that one ends.
         gap: usize,
     },
+}
+
+/// The pairs of a [half of a batch](BatchHalf).
+#[derive(Clone, Debug)]
+pub enum HalfPairs<'a> {
+    /// These.
+    Pairs(&'a [(RawBuffer, RawBuffer)]),
+    /// Some of a list of blocks, in the order of the pools, then of the indices.
+    Blocks(&'a BlockList, Range<usize>),
+}
+
+impl<'a> HalfPairs<'a> {
+    /// Returns their number.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Pairs(pairs) => pairs.len(),
+            Self::Blocks(_, range) => range.len(),
+        }
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns those in a range of them, as far as there are any.
+    #[must_use]
+    pub fn part(&self, part: Range<usize>) -> HalfPairs<'a> {
+        let part = part.start.min(self.len())..part.end.min(self.len());
+        match self {
+            Self::Pairs(pairs) => HalfPairs::Pairs(pairs.get(part).unwrap_or_default()),
+            Self::Blocks(blocks, range) => {
+                HalfPairs::Blocks(blocks, range.start + part.start..range.start + part.end)
+            }
+        }
+    }
 }
 
 /// An ordered queue of work. All methods may be called from any thread; operations enqueued concurrently take
@@ -130,13 +173,13 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// Like [`enqueue`](Self::enqueue). By default [`ErrorKind::Unsupported`](crate::ErrorKind).
     ///
     /// # Safety
-    /// * The pairs passed [`Operation::validate`] as a batch, and `scratch` is as long as all of them, and the gaps between them there.
+    /// * The pairs passed [`Operation::validate`] as a batch, or are blocks of pools that do not overlap, and `scratch` is as long as all of them, and the gaps between them there.
     /// * The buffers that the half uses stay alive, and nothing else uses their bytes in conflict with it, until the returned fence is
     ///   complete.
     unsafe fn enqueue_half(
         &self,
         half: BatchHalf,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
         scratch: &RawBuffer,
         after: &[Fence],
     ) -> Result<Fence> {

@@ -9,6 +9,15 @@ use crate::{
     submit::claim::WriteMode,
 };
 
+/// A side of a [`BlockList`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockSide {
+    /// The pools that are read.
+    Source,
+    /// The pools that are written.
+    Destination,
+}
+
 /// Copies of equal blocks between pools, checked: for each source pool and its destination pool, block `from[i]` over block `to[i]`. Block
 /// `i` begins at byte `i * block_bytes` of its pool. It keeps the pools alive.
 #[derive(Clone, Debug, Default)]
@@ -99,6 +108,53 @@ impl BlockList {
         (self.len() as u64).saturating_mul(self.block_bytes as u64)
     }
 
+    /// Splits some of its pairs, in the order of the pools, then of the indices, by pools: each two pools with the indices there, of the
+    /// source and as many of the destination.
+    pub fn parts(
+        &self,
+        pairs: Range<usize>,
+    ) -> impl Iterator<Item = (&(RawBuffer, RawBuffer), &[usize], &[usize])> + Clone {
+        let each = self.from.len().max(1);
+        self.pools.iter().enumerate().skip(pairs.start / each).map_while(move |(at, pools)| {
+            let begin = at * each;
+            let part = pairs.start.saturating_sub(begin)..pairs.end.saturating_sub(begin).min(each);
+            let (from, to) = (self.from.get(part.clone())?, self.to.get(part)?);
+            (!from.is_empty()).then_some((pools, from, to))
+        })
+    }
+
+    /// Returns into how many runs of neighbours the indices of one side fall: in their order, and at least, in ascending order.
+    #[must_use]
+    pub fn runs_of(&self, side: BlockSide) -> (usize, usize) {
+        let ([read, written], from, to) = (&self.runs, &self.from, &self.to);
+        let (indices, sorted) = match side {
+            BlockSide::Source => (from, read),
+            BlockSide::Destination => (to, written),
+        };
+        let in_order = indices.chunk_by(|one, next| one.checked_add(1) == Some(*next)).count();
+        // Source blocks may be given twice.
+        (in_order, sorted.len())
+    }
+
+    /// Returns them in ascending order of the indices of one side.
+    #[must_use]
+    pub fn sorted_by(&self, side: BlockSide) -> Self {
+        let mut indices: Vec<_> = self.from.iter().copied().zip(self.to.iter().copied()).collect();
+        indices.sort_unstable_by_key(|(from, to)| match side {
+            BlockSide::Source => (*from, *to),
+            BlockSide::Destination => (*to, *from),
+        });
+        let (from, to) = indices.into_iter().unzip();
+        Self {
+            pools: self.pools.clone(),
+            from,
+            to,
+            block_bytes: self.block_bytes,
+            runs: self.runs.clone(),
+            pairs: PairList::default(),
+        }
+    }
+
     /// Returns them as pairs, in the order of the pools, then of the indices.
     #[must_use]
     pub fn into_pairs(self) -> PairList {
@@ -115,8 +171,14 @@ impl BlockList {
     /// Returns the ranges to claim, in order.
     ///
     /// # Errors
-    /// `Unsupported` if pools overlap: blocks of one may be blocks of another.
-    fn ranges(&self) -> Result<Vec<Claimed<'_>>> {
+    /// `InvalidArgument` for a destination that may not be written; `Unsupported` if pools overlap: blocks of one may be blocks of another.
+    pub(crate) fn ranges(&self) -> Result<Vec<Claimed<'_>>> {
+        if self.pools.iter().any(|(_, dst)| !dst.is_writable()) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a destination pool's memory is not writable",
+            ));
+        }
         let [read, written] = &self.runs;
         let sides = self.pools.iter();
         let mut sides: SmallVec<[_; 2]> =
@@ -145,9 +207,6 @@ impl BlockList {
 /// # Errors
 /// Like `submit`. [`ErrorKind::Unsupported`] if the queue [takes no blocks](Queue::enqueue_blocks) or pools overlap: submit their pairs.
 pub fn submit_blocks(queue: &dyn Queue, blocks: &BlockList, timing: Timing) -> Result<Fence> {
-    if blocks.pools.iter().any(|(_, dst)| !dst.is_writable()) {
-        return Err(Error::new(ErrorKind::InvalidArgument, "a destination pool's memory is not writable"));
-    }
     queue.prepare_batch(blocks.len(), blocks.bytes());
     let mut claims = Claims::none(WriteMode::Replace);
     claims.add_ranges(|| blocks.ranges(), Some(queue.timeline()))?;

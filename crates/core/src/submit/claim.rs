@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline,
+    BlockList, BufferId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timeline,
     hazard::{Access, Attempt, Blocker, ClaimRequest, Claimed, Dependencies, EarlierWork, Ticket, WakeList},
     submit::{
         batch::ranges_of,
@@ -84,6 +84,17 @@ impl<'a> Claims<'a> {
     pub fn acquire_batch(pairs: &'a [(RawBuffer, RawBuffer)]) -> Result<Self> {
         let mut claims = Self::none(WriteMode::Replace);
         claims.add_ranges(|| ranges_of(pairs), None)?;
+        Ok(claims)
+    }
+
+    /// Like [`acquire_batch`](Self::acquire_batch), for a list of blocks.
+    ///
+    /// # Errors
+    /// Like `acquire`; [`ErrorKind::InvalidArgument`](crate::ErrorKind) if a destination pool is not writable, and
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) if pools overlap: claim the pairs then.
+    pub fn acquire_blocks(blocks: &'a BlockList) -> Result<Self> {
+        let mut claims = Self::none(WriteMode::Replace);
+        claims.add_ranges(|| blocks.ranges(), None)?;
         Ok(claims)
     }
 

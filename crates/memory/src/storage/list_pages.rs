@@ -16,12 +16,12 @@ use transload_cuda_sys::{Context, DriverError, Event, EventTiming, Stream};
 use super::{free_thread::FreeThread, mapped_page::MappedPage};
 use crate::{PinnedLimit, lift};
 
-/// Bytes of a page.
-const PAGE: usize = 256 << 10;
+/// Bytes of a page: it holds a list of 64 MiB in pieces of 4 KiB, which is gathered or scattered by one launch then.
+const PAGE: usize = 512 << 10;
 /// Entries of a page.
 const ENTRIES: usize = PAGE / size_of::<ListEntry>();
 /// Most pages that are kept, in use or not.
-const MOST: usize = 128;
+const MOST: usize = 64;
 /// Most pages of other streams that are queried for one that is free.
 const QUERIED: usize = 3;
 

@@ -12,8 +12,8 @@ use std::{
 };
 
 use transload_core::{
-    BatchHalf, BlockList, DeviceId, Fence, Operation, Place, Queue, QueueLease, RawBuffer, Result, Stamp,
-    StreamPriority, Timeline, Timing,
+    BatchHalf, BlockList, DeviceId, Fence, HalfPairs, Operation, Place, Queue, QueueLease, RawBuffer, Result,
+    Stamp, StreamPriority, Timeline, Timing,
 };
 
 use crate::{CudaStream, thread_number::thread_number};
@@ -119,7 +119,7 @@ unsafe impl Queue for StreamShard {
     unsafe fn enqueue_half(
         &self,
         half: BatchHalf,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
         scratch: &RawBuffer,
         after: &[Fence],
     ) -> Result<Fence> {

@@ -3,7 +3,7 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use transload_core::{
-    BatchHalf, BlockList, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, OperationInfo,
+    BatchHalf, BlockList, DeviceId, Error, ErrorKind, Fence, HalfPairs, MemoryKind, Operation, OperationInfo,
     OperationKind, Place, Queue, RawBuffer, Result, Stamp, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{DriverError, try_in_current};
@@ -85,12 +85,13 @@ unsafe impl Queue for CudaStream {
     unsafe fn enqueue_half(
         &self,
         half: BatchHalf,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
         scratch: &RawBuffer,
         after: &[Fence],
     ) -> Result<Fence> {
-        let info = || half_info(half, pairs, scratch);
-        let calls = DriverCalls::BatchHalf(Half::new(half, pairs, scratch, self)?);
+        let made = Half::new(half, pairs.clone(), scratch, self)?;
+        let info = || half_info(half, &pairs, scratch);
+        let calls = DriverCalls::BatchHalf(made);
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_calls(calls, after, Timing::Off, info) }
     }

@@ -1,8 +1,8 @@
 //! What is measured of an operation, and by whom it is wanted.
 
 use transload_core::{
-    BatchHalf, Operation, OperationId, OperationInfo, OperationKind, OperationSample, RawBuffer, Result,
-    Stamp, TimelineId, Timing, events::report,
+    BatchHalf, HalfPairs, Operation, OperationId, OperationInfo, OperationKind, OperationSample, RawBuffer,
+    Result, Stamp, TimelineId, Timing, events::report,
 };
 use transload_memory::{OperationCalls, lift};
 
@@ -99,15 +99,15 @@ impl StreamTimeline {
 }
 
 /// Describes a half of a batch: within the device.
-pub(super) fn half_info(
-    half: BatchHalf,
-    pairs: &[(RawBuffer, RawBuffer)],
-    scratch: &RawBuffer,
-) -> OperationInfo {
+pub(super) fn half_info(half: BatchHalf, pairs: &HalfPairs<'_>, scratch: &RawBuffer) -> OperationInfo {
     let scratch = scratch.place();
-    let path = pairs.first().map(|(src, dst)| match half {
+    let first = match pairs {
+        HalfPairs::Pairs(pairs) => pairs.first(),
+        HalfPairs::Blocks(blocks, _) => blocks.pools().first(),
+    };
+    let path = first.map(|(src, dst)| match half {
         BatchHalf::Gather => (src.place(), scratch),
         BatchHalf::Scatter { .. } => (scratch, dst.place()),
     });
-    OperationInfo { path, ..OperationInfo::of_pairs(OperationKind::CopyKernel, pairs) }
+    OperationInfo::of_half(pairs, path)
 }

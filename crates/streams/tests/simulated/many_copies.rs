@@ -148,11 +148,11 @@ fn batch_without_memory_for_its_list_is_launched_one_by_one() {
 
 #[test]
 fn batch_that_outgrows_its_list_is_complete() {
-    const COUNT: usize = 11_000;
+    const COUNT: usize = 22_000;
     let launches = |seed| {
         let sim = builder().seed(seed).checked();
-        // Room for the pool and one page, of 10,922 pieces.
-        let pools = Pools::new(sim.ordinal(), COUNT, (COUNT * BYTES + (256 << 10)) as u64);
+        // Room for the pool and one page, of 21,845 pieces.
+        let pools = Pools::new(sim.ordinal(), COUNT, (COUNT * BYTES + (512 << 10)) as u64);
         let stream = CudaStream::new(&pools.device).unwrap();
         let trace = trace::start();
         let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
@@ -163,7 +163,7 @@ fn batch_that_outgrows_its_list_is_complete() {
     };
     let found: Vec<usize> = (0..4).map(launches).collect();
     // One by one, unless the first kernel was over before the rest of the list was written: its page is used again then.
-    let one_by_one = 1 + COUNT - 10_922;
+    let one_by_one = 1 + COUNT - 21_845;
     assert!(found.iter().all(|count| [2, one_by_one].contains(count)), "{found:?}");
     assert!(found.contains(&one_by_one), "{found:?}");
 }
@@ -181,7 +181,7 @@ fn long_list_is_launched_in_parts() {
         let stream = CudaStream::new(&pools.device).unwrap();
         let trace = trace::start();
         // More than one page.
-        for _ in 0..4 {
+        for _ in 0..8 {
             let batch = Operation::CopyBatchInPlace { pairs: &pools.pairs };
             drop(submit(&stream, &batch, Timing::Off).unwrap());
             drop(submit_blocks(&stream, &pools.blocks(), Timing::Off).unwrap());
@@ -190,9 +190,9 @@ fn long_list_is_launched_in_parts() {
         let [firsts, launches] =
             ["cuLaunchKernel", later].map(|name| calls.iter().filter(|call| call.name == name).count());
         if major < 9 {
-            assert_eq!(launches, 8 * 3 + 1, "one list goes on in the next page");
+            assert_eq!(launches, 16 * 3 + 1, "one list goes on in the next page");
         } else {
-            assert_eq!((firsts, launches), (8, 8 * 8 + 1), "one list goes on in the next page");
+            assert_eq!((firsts, launches), (16, 16 * 8 + 1), "one list goes on in the next page");
         }
         pools.check(&stream);
         assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);

@@ -16,7 +16,7 @@ use super::{
     CopyManyTransfer, List, ListOptions, Pair, Pieces,
     choose::load_kernel,
     groups::{BadPairs, Group, check_apart, grouped},
-    through_device::{Rule, may_go_through_device, ordered},
+    through_device::{Rule, is_staged, may_go_through_device, ordered},
     transfer::Pairs,
 };
 use crate::{
@@ -240,7 +240,11 @@ impl CrossBackendTransferManager {
             };
             let rule = if is_wanted { Rule::Wanted } else { known().map_or(Rule::BuiltIn, Rule::Faster) };
             if may_go_through_device(*count as u64, input, exclusive, rule) {
-                in_order = ordered(pieces.pairs()?, input, exclusive, rule);
+                if is_staged(&input.path) {
+                    // As pairs, if these are blocks.
+                    pieces.pairs()?;
+                }
+                in_order = ordered(pieces, input, exclusive, rule);
             }
         }
         // Short pieces that cannot go so are still copied faster by a kernel than by engines.
@@ -293,7 +297,8 @@ impl CrossBackendTransferManager {
             let scope = TransferScope::enter(id);
             let mut through_device = Ok(None);
             if let Some(in_order) = &in_order {
-                through_device = candidate.method.submit_through_device(&candidate.route, &request, in_order);
+                through_device =
+                    candidate.method.submit_through_device(&candidate.route, &request, in_order.pairs());
             }
             let submitted = match through_device.transpose() {
                 Some(submitted) => {
@@ -301,6 +306,8 @@ impl CrossBackendTransferManager {
                     submitted
                 }
                 None if is_wanted => {
+                    // Their pools may overlap.
+                    pieces.pairs()?;
                     let text = format!("a list {} cannot go through device memory", input.path);
                     Err(NotSubmitted::Failed(Error::new(ErrorKind::Unsupported, text)))
                 }

@@ -1,14 +1,14 @@
 //! Scratch memory of devices, and lists that go through it: see `many/through_device.rs`.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    Access, Backend, BatchHalf, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Place, QueueLease,
-    RawBuffer, Result, StreamPriority, Submitted, Timing, WorkloadType, events::report, full_until,
-    require_complete,
+    Access, Backend, BatchHalf, Claims, DeviceId, ErrorKind, Fence, HalfPairs, MemoryKind, Operation, Place,
+    QueueLease, RawBuffer, Result, StreamPriority, Submitted, Timing, WorkloadType, events::report,
+    full_until, require_complete,
 };
 
 use super::{
@@ -272,7 +272,7 @@ struct Halves<'a> {
 
 impl DeviceScratch {
     /// Submits a list whose pairs are in the order of the host's memory, each at most [`CHUNK`] bytes. `None` if nothing was submitted,
-    /// since scratch memory or the kernel is missing, or a queue cannot wait for earlier work.
+    /// since scratch memory or the kernel is missing, a queue cannot wait for earlier work, or pools of blocks overlap.
     ///
     /// # Errors
     /// The queues'. Pairs may have been copied then, and nothing is in flight.
@@ -280,7 +280,7 @@ impl DeviceScratch {
         &self,
         route: &Route,
         request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
     ) -> Result<Option<Submitted>, NotSubmitted> {
         if request.extras.is_some_and(|extras| extras.queue.is_some())
             || !has_kernel(&*route.backend, route.lane)
@@ -309,13 +309,27 @@ impl DeviceScratch {
                 .collect();
             require_complete(&full, |_| false)?;
         }
-        let bytes = pairs.iter().fold(0_u64, |bytes, (src, _)| bytes.saturating_add(src.len() as u64));
-        let gap = longest_gap(request.src.place(), (pairs.len() as u64, bytes));
-        let chunks = chunks_of(lengths(pairs, gap));
+        let (gap, chunks) = match &pairs {
+            HalfPairs::Pairs(pairs) => {
+                let bytes =
+                    pairs.iter().fold(0_u64, |bytes, (src, _)| bytes.saturating_add(src.len() as u64));
+                let gap = longest_gap(request.src.place(), (pairs.len() as u64, bytes));
+                (gap, chunks_of(lengths(pairs, gap)))
+            }
+            HalfPairs::Blocks(blocks, range) => {
+                (0, chunks_of(iter::repeat_n(blocks.block_bytes(), range.len())))
+            }
+        };
         let count = chunks.len();
         let longest = chunks.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         let buffers = Ready::new(Arc::clone(&from), (&*route.backend, route.lane), (count, longest));
-        let mut claims = request.claim_all(pairs)?;
+        let mut claims = match &pairs {
+            HalfPairs::Pairs(pairs) => request.claim_all(pairs)?,
+            HalfPairs::Blocks(blocks, _) => match request.claim_blocks(blocks)? {
+                Some(claims) => claims,
+                None => return Ok(None),
+            },
+        };
         claims.wait_also(request.after());
         let open: SmallVec<[Fence; 4]> =
             claims.after().iter().filter(|fence| !fence.is_complete()).cloned().collect();
@@ -337,8 +351,7 @@ impl DeviceScratch {
         let mut halves = Halves { queues: &queues, is_upload, gap, engine_end: None, kernel_end: None };
         let enqueued =
             chunks.into_iter().zip(taken.memory().cycle()).try_for_each(|((range, bytes), scratch)| {
-                let chunk = pairs.get(range).unwrap_or_default();
-                halves.enqueue(chunk, &scratch.slice(..bytes)?, claims.after())
+                halves.enqueue(pairs.part(range), &scratch.slice(..bytes)?, claims.after())
             });
         if enqueued.is_err() && !transload_core::mutant!("transfer/failed-list-waits") {
             halves.wait();
@@ -404,15 +417,10 @@ impl Drop for Halves<'_> {
 
 impl Halves<'_> {
     /// Enqueues a chunk, after these fences.
-    fn enqueue(
-        &mut self,
-        pairs: &[(RawBuffer, RawBuffer)],
-        scratch: &RawBuffer,
-        after: &[Fence],
-    ) -> Result<()> {
+    fn enqueue(&mut self, pairs: HalfPairs<'_>, scratch: &RawBuffer, after: &[Fence]) -> Result<()> {
         // Of no other thread: this one took it.
         let claims = Claims::acquire(&mut [(scratch, Access::Write)])?;
-        let stretches = self.stretches(pairs, scratch)?;
+        let stretches = self.stretches(&pairs, scratch)?;
         let batch = Operation::CopyBatch { pairs: &stretches };
         let before: SmallVec<[Fence; 4]> = claims.after().iter().chain(after).cloned().collect();
         // SAFETY: the pairs were checked and are claimed until the end of the list, which comes after that of the chunk; the scratch memory
@@ -444,7 +452,7 @@ impl Halves<'_> {
     /// Returns the ranges of the host's memory that the pairs fill, but for gaps of an upload, each with its part of the scratch memory.
     fn stretches(
         &self,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: &HalfPairs<'_>,
         scratch: &RawBuffer,
     ) -> Result<SmallVec<[(RawBuffer, RawBuffer); 1]>> {
         let mut stretches = SmallVec::new();
@@ -455,6 +463,20 @@ impl Halves<'_> {
             begin = end;
             stretches.push(if self.is_upload { (stretch, staged) } else { (staged, stretch) });
             Ok(())
+        };
+        let pairs = match pairs {
+            HalfPairs::Pairs(pairs) => *pairs,
+            HalfPairs::Blocks(blocks, range) => {
+                let bytes = blocks.block_bytes();
+                for ((src, dst), from, to) in blocks.parts(range.clone()) {
+                    let (pool, indices) = if self.is_upload { (src, from) } else { (dst, to) };
+                    for run in indices.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
+                        let begin = run.first().copied().unwrap_or_default() * bytes;
+                        close(pool.slice(begin..begin + run.len() * bytes)?)?;
+                    }
+                }
+                &[]
+            }
         };
         for (src, dst) in pairs.iter().filter(|(src, _)| !src.is_empty()) {
             let piece = if self.is_upload { src } else { dst };

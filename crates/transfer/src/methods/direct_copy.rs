@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use transload_core::{
-    ErrorKind, Fence, MemoryKind, Operation, Place, RawBuffer, RejectReason, Result, Timing, TransferMethod,
+    ErrorKind, Fence, HalfPairs, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod,
     TransferPath, WorkloadType, copy_on_host,
 };
 
@@ -87,7 +87,7 @@ impl Method for DirectCopy {
         &self,
         route: &Route,
         request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
     ) -> Result<Option<Submitted>, NotSubmitted> {
         self.scratch.submit(route, request, pairs)
     }

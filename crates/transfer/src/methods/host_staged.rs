@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, RejectReason, Result,
+    Access, Backend, Claims, DeviceId, Fence, HalfPairs, MemoryKind, Place, RawBuffer, RejectReason, Result,
     StreamPriority, Timeline, TransferMethod, TransferPath, WorkloadType,
 };
 use transload_executor::Executor;
@@ -153,8 +153,9 @@ impl Method for HostStaged {
         &self,
         route: &Route,
         request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
     ) -> Result<Option<Submitted>, NotSubmitted> {
+        let HalfPairs::Pairs(pairs) = pairs else { return Ok(None) };
         let bytes = bytes_of(pairs);
         if route.second.is_some() || bytes > CHUNK || !has_kernel(&*route.backend, route.lane) {
             return Ok(None);

@@ -3,9 +3,9 @@
 use std::{ops::Deref, sync::Arc};
 
 use transload_core::{
-    Access, Backend, BlockList, Claims, DeviceId, ErrorKind, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath, Turns,
-    WorkloadType, submit, submit_after, submit_blocks, try_submit_after,
+    Access, Backend, BlockList, Claims, DeviceId, ErrorKind, Fence, HalfPairs, Operation, PeerAccess, Queue,
+    QueueLease, RawBuffer, RejectReason, Result, Submitted, Timing, TransferId, TransferMethod, TransferPath,
+    Turns, WorkloadType, submit, submit_after, submit_blocks, try_submit_after,
 };
 
 use transload_executor::Executor;
@@ -162,7 +162,7 @@ pub(crate) trait Method: Send + Sync + 'static {
         &self,
         route: &Route,
         request: &TransferRequest<'_>,
-        pairs: &[(RawBuffer, RawBuffer)],
+        pairs: HalfPairs<'_>,
     ) -> Result<Option<Submitted>, NotSubmitted> {
         let _ = (route, request, pairs);
         Ok(None)
@@ -345,6 +345,15 @@ impl<'a> TransferRequest<'a> {
             None => Claims::acquire_batch(pairs)?,
             Some(turns) => Claims::try_acquire_batch(pairs, turns)?,
         })
+    }
+
+    /// Claims the pairs of a list of blocks. `None` if its pools overlap.
+    fn claim_blocks<'b>(&self, blocks: &'b BlockList) -> Result<Option<Claims<'b>>, NotSubmitted> {
+        debug_assert!(self.turns().is_none(), "a task submits pairs");
+        match Claims::acquire_blocks(blocks) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            claims => Ok(Some(claims?)),
+        }
     }
 
     /// The caller's queue, or one of the lane for the caller's workload or else the method's own.

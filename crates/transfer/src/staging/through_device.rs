@@ -4,7 +4,7 @@
 use std::slice;
 
 use parking_lot::Mutex;
-use transload_core::{BatchHalf, Fence, QueueLease, RawBuffer, Result};
+use transload_core::{BatchHalf, Fence, HalfPairs, QueueLease, RawBuffer, Result};
 
 use super::{
     StagedTransfer,
@@ -73,7 +73,7 @@ impl StagedTransfer {
         let _attached = self.attach();
         // SAFETY: the pairs were checked; they and the scratch memory, which is as long, are claimed until the transfer's end, which
         // waits for the chunks whose copies come after a gather, or before a scatter, and for the scatter as the last one's.
-        let end = unsafe { queue.enqueue_half(half, self.pieces.pairs(), scratch, after) };
+        let end = unsafe { queue.enqueue_half(half, HalfPairs::Pairs(self.pieces.pairs()), scratch, after) };
         let end = end.map_err(|error| name_lost_device(queue.device(), error))?;
         self.pending.lock().push(end.clone());
         Ok(end)

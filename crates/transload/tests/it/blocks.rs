@@ -1,8 +1,8 @@
 //! Copies of blocks of paged caches: contents, order, refusals by index, and recordings.
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer, TransferMethod,
-    cuda::CudaDevice, cuda::CudaStream,
+    CopyManyBuilder, CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer,
+    TransferMethod, cuda::CudaDevice, cuda::CudaStream,
 };
 use transload_cuda_sim::harness::noise;
 use transload_cuda_sys::trace;
@@ -127,6 +127,130 @@ fn blocks_that_a_kernel_copies_are_a_list_of_their_runs() {
     assert!(*back.read().unwrap() == expected[..]);
     setup.manager.copy(&buffers[0], &back).wait().unwrap();
     assert!(*back.read().unwrap() == content[..], "the same blocks back");
+}
+
+/// Two layers in each kind of memory, of blocks that tell their place.
+struct Layers {
+    bytes: usize,
+    count: usize,
+    host: [RawBuffer; 2],
+    device: [RawBuffer; 2],
+}
+
+impl Layers {
+    fn new(setup: &Setup, (bytes, count): (usize, usize)) -> Self {
+        let pools = |kind| [(); 2].map(|()| setup.allocate(kind, bytes * count));
+        Self { bytes, count, host: pools(MemoryKind::Pinned), device: pools(MemoryKind::Device) }
+    }
+
+    /// Each block of the host has its layer and index at both ends, and zeros.
+    fn number(&self) {
+        for (layer, pool) in self.host.iter().enumerate() {
+            let mut view = pool.write().unwrap();
+            view.fill(0);
+            for (index, block) in view.chunks_mut(self.bytes).enumerate() {
+                let number = ((layer * self.count + index) as u32).to_le_bytes();
+                block[..4].copy_from_slice(&number);
+                block[self.bytes - 4..].copy_from_slice(&number);
+            }
+        }
+    }
+
+    /// Asserts that block `to[i]` of the host's layers has what block `from[i]` had.
+    fn check(&self, from: &[usize], to: &[usize], what: &str) {
+        for (layer, pool) in self.host.iter().enumerate() {
+            let view = pool.read().unwrap();
+            for (from, to) in from.iter().zip(to) {
+                let block = &view[to * self.bytes..(to + 1) * self.bytes];
+                let number = ((layer * self.count + from) as u32).to_le_bytes();
+                let (head, rest) = block.split_at(4);
+                let (zeros, tail) = rest.split_at(self.bytes - 8);
+                let is_right = head == number && tail == number && zeros.iter().all(|byte| *byte == 0);
+                assert!(is_right, "block {to} of layer {layer}: {what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_go_through_device_memory_in_any_order() {
+    const BYTES: usize = 4_500;
+    const COUNT: usize = 300;
+    let setup = Setup::new();
+    let layers = Layers::new(&setup, (BYTES, COUNT));
+    let zeros = setup.allocate(MemoryKind::Device, BYTES * COUNT);
+    let zeroed = setup.filled(MemoryKind::Pinned, &vec![0; BYTES * COUNT]);
+    setup.manager.copy(&zeroed, &zeros).wait().unwrap();
+    let scattered: Vec<usize> = (0..COUNT).map(|at| at * 7 % COUNT).collect();
+    let in_order: Vec<usize> = (0..COUNT).collect();
+    let backwards: Vec<usize> = (0..COUNT).rev().collect();
+    for (up, down) in [(&in_order, &backwards), (&backwards, &in_order)] {
+        layers.number();
+        let copy = setup.manager.copy_blocks((&layers.host, up), (&layers.device, &scattered), BYTES);
+        let sent = copy.unwrap().submit();
+        // Come after what they would overwrite.
+        for pool in &layers.host {
+            drop(setup.manager.copy(&zeros, pool).submit());
+        }
+        let copy = setup.manager.copy_blocks((&layers.device, &scattered), (&layers.host, down), BYTES);
+        let report = copy.unwrap().wait().unwrap();
+        for report in [&sent.wait().unwrap(), &report] {
+            assert_eq!((report.pairs, report.bytes), (2 * COUNT, (2 * COUNT * BYTES) as u64));
+            let [group] = report.groups.as_slice() else { panic!("{report:#}") };
+            assert_eq!((group.through_device, group.chunks), (true, 2 * COUNT as u32), "{report:#}");
+        }
+        layers.check(up, down, "there and back");
+    }
+}
+
+#[test]
+fn blocks_between_those_that_go_through_device_memory_stay_as_they_are() {
+    const BYTES: usize = 8_000;
+    const COUNT: usize = 400;
+    let setup = Setup::new();
+    let layers = Layers::new(&setup, (BYTES, COUNT));
+    layers.number();
+    let all: Vec<usize> = (0..COUNT).collect();
+    setup.manager.copy_blocks((&layers.host, &all), (&layers.device, &all), BYTES).unwrap().wait().unwrap();
+    // Runs of nine with a block between two of them; each source block twice.
+    let (others, to): (Vec<usize>, Vec<usize>) = all.iter().partition(|index| *index % 10 == 9);
+    let from: Vec<usize> = (0..to.len()).map(|at| at * 7 % to.len() / 2).collect();
+    let trace = trace::start();
+    let copy = setup.manager.copy_blocks((&layers.device, &from), (&layers.host, &to), BYTES);
+    let transfer = copy.unwrap().submit();
+    let calls = trace.calls_of_this_thread();
+    drop(trace);
+    assert_eq!(calls.iter().filter(|call| call.name.starts_with("cuLaunchKernel")).count(), 1);
+    let free = layers.host[1].slice(9 * BYTES..10 * BYTES).unwrap();
+    assert!(free.try_write().is_ok(), "a block that is not in the list");
+    let report = transfer.wait().unwrap();
+    assert!(report.groups[0].through_device, "{report:#}");
+    layers.check(&from, &to, "taken twice");
+    layers.check(&others, &others, "not in the list");
+}
+
+#[test]
+fn blocks_of_overlapping_pools_go_through_device_memory_as_pairs() {
+    const BYTES: usize = 8_000;
+    const COUNT: usize = 400;
+    let setup = Setup::new();
+    let layers = Layers::new(&setup, (BYTES, COUNT));
+    layers.number();
+    // The second pool begins within the first one; even blocks of both are apart.
+    let whole = setup.allocate(MemoryKind::Device, 2 * COUNT * BYTES + BYTES);
+    let pools = [0, BYTES].map(|at| whole.slice(at..at + 2 * COUNT * BYTES).unwrap());
+    let (from, to): (Vec<usize>, Vec<usize>) = (0..COUNT).map(|index| (index, 2 * index)).unzip();
+    for wanted in [None, Some(ListWay::ThroughDevice)] {
+        let copy = |copy: transload::Result<CopyManyBuilder<'_>>| {
+            let copy = copy.unwrap();
+            let copy = if let Some(way) = wanted { copy.way(way) } else { copy };
+            assert!(copy.wait().unwrap().groups[0].through_device);
+        };
+        copy(setup.manager.copy_blocks((&layers.host, &from), (&pools, &to), BYTES));
+        layers.host.iter().for_each(|pool| pool.write().unwrap().fill(1));
+        copy(setup.manager.copy_blocks((&pools, &to), (&layers.host, &from), BYTES));
+        layers.check(&from, &from, "there and back");
+    }
 }
 
 #[test]

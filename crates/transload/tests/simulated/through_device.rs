@@ -1,5 +1,7 @@
 //! Lists through device memory with failing driver calls, without memory, and with a device that is lost.
 
+use std::slice;
+
 use transload::{
     CopyManyBuilder, CrossBackendTransferManager, DeviceId, ErrorKind, ListWay, MemoryKind, RawBuffer,
     Result, TransferMethod,
@@ -32,6 +34,7 @@ struct Lists {
     down: Vec<(RawBuffer, RawBuffer)>,
     source: RawBuffer,
     target: RawBuffer,
+    device: RawBuffer,
 }
 
 impl Lists {
@@ -56,7 +59,7 @@ impl Lists {
         };
         let (up, down) = (near(&source)?, near(&target)?);
         let down = down.into_iter().map(|(host, device)| (device, host)).collect();
-        Ok(Self { up, down, source, target })
+        Ok(Self { up, down, source, target, device })
     }
 
     fn are_back(&self) -> Result<bool> {
@@ -77,17 +80,46 @@ fn many<'a>(
 #[test]
 fn each_failing_call_names_all_pairs_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
-    each_failing_call(MemoryKind::Pinned, (COUNT, PIECE));
+    each_failing_call(COUNT, |manager, sim, copied| {
+        let lists = Lists::new(manager, sim, MemoryKind::Pinned, (COUNT, PIECE))?;
+        copied(manager.copy_many(&lists.up))?;
+        copied(manager.copy_many(&lists.down))?;
+        lists.are_back()
+    });
+}
+
+#[test]
+fn each_failing_call_of_blocks_names_all_pairs_without_race_or_leak() {
+    let _alone = crate::alone_with_drop_errors();
+    each_failing_call(COUNT, |manager, sim, copied| {
+        let lists = Lists::new(manager, sim, MemoryKind::Pinned, (COUNT, PIECE))?;
+        let [source, target, device] = [&lists.source, &lists.target, &lists.device].map(slice::from_ref);
+        let (near, far): (Vec<_>, Vec<_>) = (0..COUNT).map(|at| (at, at * 7 % COUNT)).unzip();
+        copied(manager.copy_blocks((source, &near), (device, &far), PIECE)?)?;
+        copied(manager.copy_blocks((device, &far), (target, &near), PIECE)?)?;
+        lists.are_back()
+    });
 }
 
 #[test]
 fn each_failing_call_of_staged_lists_names_all_pairs_without_race_or_leak() {
     let _alone = crate::alone_with_drop_errors();
     // As few as several threads copy, and two driver calls: each run starts threads.
-    each_failing_call(MemoryKind::Pageable, (72, 16 << 10));
+    each_failing_call(72, |manager, sim, copied| {
+        let lists = Lists::new(manager, sim, MemoryKind::Pageable, (72, 16 << 10))?;
+        copied(many(manager, MemoryKind::Pageable, &lists.up))?;
+        copied(many(manager, MemoryKind::Pageable, &lists.down))?;
+        lists.are_back()
+    });
 }
 
-fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
+type Copied<'a> = &'a dyn Fn(CopyManyBuilder<'_>) -> Result<()>;
+
+/// Runs copies of lists of so many pieces there and back, which return whether the same bytes came back.
+fn each_failing_call(
+    count: usize,
+    copies: impl Fn(&CrossBackendTransferManager, SimDevice, Copied<'_>) -> Result<bool>,
+) {
     let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
     let runs = harness::fail_each_call(
         |builder| builder,
@@ -95,14 +127,11 @@ fn each_failing_call(kind: MemoryKind, pieces: (usize, usize)) {
         &kinds,
         |sim| {
             let manager = manager(sim)?;
-            let outcome = Lists::new(&manager, sim, kind, pieces).and_then(|lists| {
-                for list in [&lists.up, &lists.down] {
-                    if let Err(failed) = many(&manager, kind, list).wait() {
-                        assert!(failed.pairs.iter().copied().eq(0..pieces.0), "{failed}");
-                        return Err(failed.into());
-                    }
-                }
-                lists.are_back()
+            let outcome = copies(&manager, sim, &|copy| {
+                copy.wait().map(drop).map_err(|failed| {
+                    assert!(failed.pairs.iter().copied().eq(0..count), "{failed}");
+                    failed.into()
+                })
             });
             // The fault may hit the drain itself, once.
             let (first, second) = (manager.drain(), manager.drain());
@@ -258,6 +287,47 @@ fn failed_first_chunk_waits_for_the_kernel_before_it() {
         manager.drain().unwrap();
         assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
     }
+}
+
+#[test]
+fn chunk_of_blocks_has_parts_of_two_layers() {
+    // Two entries of the kernel's list for each. The first of two chunks ends in the second layer.
+    const BYTES: usize = 20_000;
+    const COUNT: usize = 1_700;
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
+    let manager = manager(sim).unwrap();
+    let layers = |kind, count: usize| {
+        [count, COUNT]
+            .map(|count| manager.allocate_for(DeviceId::Cuda(sim.ordinal()), kind, count * BYTES).unwrap())
+    };
+    let [source, target] = [(); 2].map(|()| layers(MemoryKind::Pinned, COUNT));
+    let device = layers(MemoryKind::Device, COUNT + 5);
+    for (layer, pool) in source.iter().enumerate() {
+        pool.write().unwrap().fill(layer as u8);
+        let mut view = pool.write().unwrap();
+        let blocks = view.chunks_mut(BYTES).enumerate();
+        blocks.for_each(|(index, block)| block[BYTES - 2..].copy_from_slice(&(index as u16).to_le_bytes()));
+    }
+    let in_order: Vec<usize> = (0..COUNT).collect();
+    let scattered: Vec<usize> = (0..COUNT).map(|at| at * 7 % COUNT).collect();
+    for (from, to) in
+        [((&source, &in_order), (&device, &scattered)), ((&device, &scattered), (&target, &in_order))]
+    {
+        let trace = trace::start();
+        let copy = manager.copy_blocks((from.0, from.1), (to.0, to.1), BYTES).unwrap().submit();
+        let calls = trace.calls_of_this_thread();
+        drop(trace);
+        let count = |name: &str| calls.iter().filter(|call| call.name.starts_with(name)).count();
+        let copies = count("cuMemcpyHtoDAsync") + count("cuMemcpyDtoHAsync") + count("cuMemcpyBatch");
+        assert!(count("cuLaunchKernel") == 2 && (2..=3).contains(&copies), "{calls:?}");
+        assert!(copy.wait().unwrap().groups[0].through_device);
+    }
+    for (source, target) in source.iter().zip(&target) {
+        assert!(*target.read().unwrap() == *source.read().unwrap());
+    }
+    manager.drain().unwrap();
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
 }
 
 #[test]
