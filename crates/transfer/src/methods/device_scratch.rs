@@ -455,8 +455,7 @@ impl Halves<'_> {
         pairs: &HalfPairs<'_>,
         scratch: &RawBuffer,
     ) -> Result<SmallVec<[(RawBuffer, RawBuffer); 1]>> {
-        let mut stretches = SmallVec::new();
-        let (mut open, mut begin): (Option<RawBuffer>, _) = (None, 0);
+        let (mut stretches, mut begin) = (SmallVec::new(), 0);
         let mut close = |stretch: RawBuffer| -> Result<()> {
             let end = begin + stretch.len();
             let staged = scratch.slice(begin..end)?;
@@ -478,17 +477,23 @@ impl Halves<'_> {
                 &[]
             }
         };
+        // A view of each piece would count references.
+        let whole =
+            |first: &RawBuffer, last: &RawBuffer| first.extended(last).unwrap_or_else(|| first.clone());
+        let mut open: Option<(&RawBuffer, &RawBuffer)> = None;
         for (src, dst) in pairs.iter().filter(|(src, _)| !src.is_empty()) {
             let piece = if self.is_upload { src } else { dst };
-            let is_near = |open: &&RawBuffer| open.gap_to(piece, self.gap).is_some();
-            let longer = open.as_ref().filter(is_near).and_then(|open| open.extended(piece));
-            if let Some(longer) = longer {
-                open = Some(longer);
-            } else if let Some(complete) = open.replace(piece.clone()) {
-                close(complete)?;
-            }
+            let first = match open {
+                Some((first, last)) if last.gap_to(piece, self.gap).is_some() => first,
+                Some((first, last)) => {
+                    close(whole(first, last))?;
+                    piece
+                }
+                None => piece,
+            };
+            open = Some((first, piece));
         }
-        open.map_or(Ok(()), close)?;
+        open.map_or(Ok(()), |(first, last)| close(whole(first, last)))?;
         Ok(stretches)
     }
 
