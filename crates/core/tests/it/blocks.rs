@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use transload_core::{BlockList, ErrorKind, RawBuffer, Result, Timing, submit_blocks};
+use transload_core::{BlockList, BlockSide, ErrorKind, RawBuffer, Result, Timing, submit_blocks};
 
 use crate::mock::{MockQueue, buffer};
 
@@ -112,6 +112,47 @@ fn wrong_index_is_named() {
         "{text}"
     );
     assert_eq!(refused(&[1], &[1, 2]).0, ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn parts_of_blocks_are_ranges_of_their_pairs_by_pool() {
+    let pools = [(pool(), pool()), (pool(), pool()), (pool(), pool())];
+    let blocks = list(&pools, &[9, 0, 7, 1], &[1, 39, 2, 0]).unwrap();
+    let pairs = blocks.clone().into_pairs();
+    let place = |buffer: &RawBuffer| (buffer.id(), buffer.offset());
+    for (start, end) in (0..=13).flat_map(|start| (0..=13).map(move |end| (start, end))) {
+        let parts = blocks.parts(start..end).flat_map(|((src, dst), from, to)| {
+            from.iter().zip(to).map(|(from, to)| (place(&block(src, *from)), place(&block(dst, *to))))
+        });
+        let expected = pairs.iter().skip(start).take(end.saturating_sub(start));
+        let expected: Vec<_> = expected.map(|(src, dst)| (place(src), place(dst))).collect();
+        assert_eq!(parts.collect::<Vec<_>>(), expected, "{start}..{end}");
+    }
+    assert_eq!(BlockList::default().parts(0..1).count(), 0);
+}
+
+#[test]
+fn blocks_in_the_order_of_a_side_keep_their_pairs() {
+    let pools = [(pool(), pool())];
+    let (from, to) = ([8, 3, 4, 3, 39], [5, 4, 6, 30, 0]);
+    let blocks = list(&pools, &from, &to).unwrap();
+    assert_eq!(blocks.runs_of(BlockSide::Source), (4, 3), "3 and 4 follow each other, and 3 is there twice");
+    assert_eq!(blocks.runs_of(BlockSide::Destination), (5, 3), "4, 5 and 6 do in order");
+    let pairs = |of: &BlockList| -> Vec<_> {
+        let (from, to) = of.indices();
+        from.iter().copied().zip(to.iter().copied()).collect()
+    };
+    let by_source = blocks.sorted_by(BlockSide::Source);
+    assert_eq!(pairs(&by_source), [(3, 4), (3, 30), (4, 6), (8, 5), (39, 0)]);
+    assert_eq!(by_source.runs_of(BlockSide::Source).0, 4);
+    let by_destination = blocks.sorted_by(BlockSide::Destination);
+    assert_eq!(pairs(&by_destination), [(39, 0), (3, 4), (8, 5), (4, 6), (3, 30)]);
+    assert_eq!(by_destination.runs_of(BlockSide::Destination).0, 3);
+    // They claim the same.
+    let queue = MockQueue::new();
+    let fence = submit_blocks(&queue, &by_source, Timing::Off).unwrap();
+    assert!(to.iter().all(|index| block(&pools[0].1, *index).try_write().is_err()));
+    queue.complete(fence.point());
 }
 
 #[test]

@@ -318,6 +318,24 @@ fn calibration_too_short_for_lists_leaves_their_costs() {
     assert_eq!(manager.list_costs(), measured);
 }
 
+/// By the built-in table, which has the time of one that is long enough for the rate of staging.
+#[test]
+fn long_lists_from_a_device_to_pageable_memory_are_one_staged_transfer() {
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let (manager, _) = unmeasured(sim, CudaBackendConfig::default());
+    let there = Place::new(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device);
+    let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    for exclusive in [false, true] {
+        let plan = manager.plan_many(there, pageable, (300, 1 << 20), exclusive).unwrap();
+        assert_eq!(
+            (plan.method, plan.way),
+            (TransferMethod::HostStaged, Some(ListWay::CopyEngine)),
+            "{plan}"
+        );
+    }
+}
+
 #[test]
 fn plan_of_few_or_long_pieces_goes_through_no_device_memory() {
     let machine = Machine::of(|sim| sim.batch_piece_ns(20_000).kernel_host_link(Some(1.0)));
