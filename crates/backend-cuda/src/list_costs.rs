@@ -3,7 +3,8 @@
 //!
 //! Source: medians of four runs of `transload calibrate` on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), 16 processors: of pageable memory on
 //! 2026-11-29, with pieces that are scattered on the device, between two H200 linked by NVLink on 2026-11-29 (two runs), of all else on 2026-11-28.
-//! Downloads to pageable memory of 16 pieces and more from 16 KiB on, and lists of 300 pieces, are medians of 30 copies by `copy_many` on 2026-11-30.
+//! Lists of 300 pieces, and of the downloads to pageable memory 16 pieces of 16 KiB, 64 KiB and 1 MiB, and 256 of 64 KiB, one by one 16 of 1 MiB, are
+//! medians of 30 copies by `copy_many` on 2026-11-30.
 
 use std::time::Duration;
 

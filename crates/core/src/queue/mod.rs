@@ -77,7 +77,7 @@ pub enum BatchHalf {
 pub enum HalfPairs<'a> {
     /// These.
     Pairs(&'a [(RawBuffer, RawBuffer)]),
-    /// Some of a list of blocks, in the order of the pools, then of the indices.
+    /// Some of a list of blocks, in the order of the pools, then of the indices: end to end in scratch memory, without gaps.
     Blocks(&'a BlockList, Range<usize>),
 }
 

@@ -123,17 +123,30 @@ impl BlockList {
         })
     }
 
-    /// Returns into how many runs of neighbours the indices of one side fall: in their order, and at least, in ascending order.
+    /// Returns how many stretches of memory the blocks of one side are, each of blocks that follow each other: in the order of the pairs, and at
+    /// least so many in ascending order of the indices.
     #[must_use]
-    pub fn runs_of(&self, side: BlockSide) -> (usize, usize) {
+    pub fn stretches(&self, side: BlockSide) -> (usize, usize) {
         let ([read, written], from, to) = (&self.runs, &self.from, &self.to);
         let (indices, sorted) = match side {
             BlockSide::Source => (from, read),
             BlockSide::Destination => (to, written),
         };
-        let in_order = indices.chunk_by(|one, next| one.checked_add(1) == Some(*next)).count();
-        // Source blocks may be given twice.
-        (in_order, sorted.len())
+        let pool = |pools| {
+            let (src, dst): &(RawBuffer, RawBuffer) = pools;
+            if side == BlockSide::Source { src } else { dst }
+        };
+        // Where a pool's last block ends, the next pool's first one may begin.
+        let [end, begin] = [indices.last().map(|last| last + 1), indices.first().copied()]
+            .map(|block| block.unwrap_or_default() * self.block_bytes);
+        let neighbours = self.pools.iter().map(pool).zip(self.pools.iter().skip(1).map(pool));
+        let joins = neighbours
+            .filter(|(one, next)| one.id() == next.id() && one.offset() + end == next.offset() + begin)
+            .count();
+        let runs = indices.chunk_by(|one, next| one.checked_add(1) == Some(*next)).count();
+        // A source block that is given twice ends a stretch.
+        let least = self.pools.len().saturating_mul(sorted.len().saturating_sub(1)) + 1;
+        (self.pools.len().saturating_mul(runs).saturating_sub(joins), least)
     }
 
     /// Returns them in ascending order of the indices of one side.

@@ -136,23 +136,46 @@ fn blocks_in_the_order_of_a_side_keep_their_pairs() {
     let pools = [(pool(), pool())];
     let (from, to) = ([8, 3, 4, 3, 39], [5, 4, 6, 30, 0]);
     let blocks = list(&pools, &from, &to).unwrap();
-    assert_eq!(blocks.runs_of(BlockSide::Source), (4, 3), "3 and 4 follow each other, and 3 is there twice");
-    assert_eq!(blocks.runs_of(BlockSide::Destination), (5, 3), "4, 5 and 6 do in order");
+    assert_eq!(
+        blocks.stretches(BlockSide::Source),
+        (4, 3),
+        "3 and 4 follow each other, and 3 is there twice"
+    );
+    assert_eq!(blocks.stretches(BlockSide::Destination), (5, 3), "4, 5 and 6 do in order");
     let pairs = |of: &BlockList| -> Vec<_> {
         let (from, to) = of.indices();
         from.iter().copied().zip(to.iter().copied()).collect()
     };
     let by_source = blocks.sorted_by(BlockSide::Source);
     assert_eq!(pairs(&by_source), [(3, 4), (3, 30), (4, 6), (8, 5), (39, 0)]);
-    assert_eq!(by_source.runs_of(BlockSide::Source).0, 4);
+    assert_eq!(by_source.stretches(BlockSide::Source).0, 4);
     let by_destination = blocks.sorted_by(BlockSide::Destination);
     assert_eq!(pairs(&by_destination), [(39, 0), (3, 4), (8, 5), (4, 6), (3, 30)]);
-    assert_eq!(by_destination.runs_of(BlockSide::Destination).0, 3);
+    assert_eq!(by_destination.stretches(BlockSide::Destination).0, 3);
     // They claim the same.
     let queue = MockQueue::new();
     let fence = submit_blocks(&queue, &by_source, Timing::Off).unwrap();
     assert!(to.iter().all(|index| block(&pools[0].1, *index).try_write().is_err()));
     queue.complete(fence.point());
+}
+
+#[test]
+fn stretches_of_blocks_go_on_from_pool_to_pool() {
+    let whole = buffer(10 * BLOCK + 1);
+    let layer =
+        |first: usize, blocks: usize| whole.slice(1 + first * BLOCK..1 + (first + blocks) * BLOCK).unwrap();
+    let stretches = |layers: [RawBuffer; 3], from: &[usize]| {
+        let pools: Vec<_> = layers.into_iter().map(|layer| (layer, pool())).collect();
+        list(&pools, from, &[0, 1, 2]).unwrap().stretches(BlockSide::Source)
+    };
+    let three = || [layer(0, 3), layer(3, 3), layer(6, 3)];
+    assert_eq!(stretches(three(), &[0, 1, 2]), (1, 1));
+    assert_eq!(stretches(three(), &[2, 0, 1]), (6, 1), "1 is not followed by 2 of the next");
+    let [one, two, three] = three();
+    assert_eq!(stretches([one, three, two], &[0, 1, 2]), (3, 1), "in another order");
+    // The last block is left out.
+    let four = [layer(0, 4), layer(4, 3), layer(7, 3)];
+    assert_eq!(stretches(four, &[0, 1, 2]), (2, 1));
 }
 
 #[test]

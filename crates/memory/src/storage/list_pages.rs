@@ -82,7 +82,7 @@ impl ListPages {
             let rooms = kept.iter().map(|page| page.room(stream));
             let room = rooms.filter(|room| *room >= entries.min(ENTRIES)).sum();
             let pages = entries.saturating_sub(room).div_ceil(ENTRIES);
-            let others = kept.iter().filter(|page| page.room(stream) == 0);
+            let others = kept.iter().filter(|page| page.room(stream) < entries.min(ENTRIES));
             let free = others.take(pages).filter(|page| page.is_free(false)).count();
             (pages - free).min(MOST.saturating_sub(kept.len()))
         };

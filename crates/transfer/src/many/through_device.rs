@@ -109,19 +109,17 @@ fn ordered_blocks<'a>(
     if blocks.block_bytes() > CHUNK {
         return None;
     }
-    let (pieces, pools) = (blocks.len() as u64, blocks.pools().len() as u64);
-    let goes = |runs: usize| {
-        let stretches = pools.saturating_mul(runs as u64);
-        Shape { bytes: *bytes, pieces, stretches, exclusive, rule }.goes_through_device()
+    let pieces = blocks.len() as u64;
+    let goes = |stretches: usize| {
+        Shape { bytes: *bytes, pieces, stretches: stretches as u64, exclusive, rule }.goes_through_device()
     };
     let side = if path.src.device.is_cpu() { BlockSide::Source } else { BlockSide::Destination };
-    let (runs, least) = blocks.runs_of(side);
-    if goes(runs) {
+    let (stretches, least) = blocks.stretches(side);
+    if goes(stretches) {
         return Some(Cow::Borrowed(blocks));
     }
     let sorted = goes(least).then(|| blocks.sorted_by(side));
-    // A source block that is given twice ends a run.
-    sorted.filter(|sorted| goes(sorted.runs_of(side).0)).map(Cow::Owned)
+    sorted.filter(|sorted| goes(sorted.stretches(side).0)).map(Cow::Owned)
 }
 
 fn ordered_pairs<'a>(

@@ -455,45 +455,56 @@ impl Halves<'_> {
         pairs: &HalfPairs<'_>,
         scratch: &RawBuffer,
     ) -> Result<SmallVec<[(RawBuffer, RawBuffer); 1]>> {
+        match pairs {
+            HalfPairs::Pairs(pairs) => {
+                let pieces = pairs.iter().filter(|(src, _)| !src.is_empty());
+                self.joined(pieces.map(|(src, dst)| if self.is_upload { src } else { dst }), scratch)
+            }
+            HalfPairs::Blocks(blocks, range) => {
+                let bytes = blocks.block_bytes();
+                let runs = blocks.parts(range.clone()).flat_map(|((src, dst), from, to)| {
+                    let (pool, indices) = if self.is_upload { (src, from) } else { (dst, to) };
+                    let runs = indices.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+                    runs.map(move |run| {
+                        let begin = run.first().copied().unwrap_or_default() * bytes;
+                        pool.slice(begin..begin + run.len() * bytes)
+                    })
+                });
+                let runs = runs.collect::<Result<Vec<_>>>()?;
+                self.joined(runs.iter(), scratch)
+            }
+        }
+    }
+
+    /// Joins pieces of the host's memory within the longest gap.
+    fn joined<'a>(
+        &self,
+        pieces: impl Iterator<Item = &'a RawBuffer>,
+        scratch: &RawBuffer,
+    ) -> Result<SmallVec<[(RawBuffer, RawBuffer); 1]>> {
         let (mut stretches, mut begin) = (SmallVec::new(), 0);
-        let mut close = |stretch: RawBuffer| -> Result<()> {
+        // A view of each piece would count references.
+        let mut close = |first: &RawBuffer, last: &RawBuffer| -> Result<()> {
+            let stretch = first.extended(last).unwrap_or_else(|| first.clone());
             let end = begin + stretch.len();
             let staged = scratch.slice(begin..end)?;
             begin = end;
             stretches.push(if self.is_upload { (stretch, staged) } else { (staged, stretch) });
             Ok(())
         };
-        let pairs = match pairs {
-            HalfPairs::Pairs(pairs) => *pairs,
-            HalfPairs::Blocks(blocks, range) => {
-                let bytes = blocks.block_bytes();
-                for ((src, dst), from, to) in blocks.parts(range.clone()) {
-                    let (pool, indices) = if self.is_upload { (src, from) } else { (dst, to) };
-                    for run in indices.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
-                        let begin = run.first().copied().unwrap_or_default() * bytes;
-                        close(pool.slice(begin..begin + run.len() * bytes)?)?;
-                    }
-                }
-                &[]
-            }
-        };
-        // A view of each piece would count references.
-        let whole =
-            |first: &RawBuffer, last: &RawBuffer| first.extended(last).unwrap_or_else(|| first.clone());
         let mut open: Option<(&RawBuffer, &RawBuffer)> = None;
-        for (src, dst) in pairs.iter().filter(|(src, _)| !src.is_empty()) {
-            let piece = if self.is_upload { src } else { dst };
+        for piece in pieces {
             let first = match open {
                 Some((first, last)) if last.gap_to(piece, self.gap).is_some() => first,
                 Some((first, last)) => {
-                    close(whole(first, last))?;
+                    close(first, last)?;
                     piece
                 }
                 None => piece,
             };
             open = Some((first, piece));
         }
-        open.map_or(Ok(()), |(first, last)| close(whole(first, last)))?;
+        open.map_or(Ok(()), |(first, last)| close(first, last))?;
         Ok(stretches)
     }
 

@@ -230,6 +230,45 @@ fn blocks_between_those_that_go_through_device_memory_stay_as_they_are() {
 }
 
 #[test]
+fn few_blocks_of_each_of_many_neighbouring_pools_are_one_stretch() {
+    const BYTES: usize = 12_000;
+    const LAYERS: usize = 64;
+    let setup = Setup::new();
+    let content = noise(LAYERS * 3 * BYTES, 31);
+    let (host, back) =
+        (setup.filled(MemoryKind::Pinned, &content), setup.allocate(MemoryKind::Pinned, content.len()));
+    let device = setup.allocate(MemoryKind::Device, 2 * content.len());
+    let layers = |of: &RawBuffer, blocks: usize| -> Vec<RawBuffer> {
+        (0..LAYERS)
+            .map(|layer| of.slice(layer * blocks * BYTES..(layer + 1) * blocks * BYTES).unwrap())
+            .collect()
+    };
+    let [near, far, target] = [layers(&host, 3), layers(&device, 6), layers(&back, 3)];
+    let calls_of = |up: bool| {
+        let copy = if up {
+            setup.manager.copy_blocks((&near, &[0, 1, 2]), (&far, &[5, 0, 3]), BYTES).unwrap()
+        } else {
+            setup.manager.copy_blocks((&far, &[3, 5, 0]), (&target, &[2, 0, 1]), BYTES).unwrap()
+        };
+        let trace = trace::start();
+        let transfer = copy.submit();
+        let calls = trace.calls_of_this_thread();
+        drop(trace);
+        let report = transfer.wait().unwrap();
+        assert!(report.groups[0].through_device, "{report:#}");
+        let copies = calls.iter().filter(|call| call.name.starts_with("cuMemcpy")).count();
+        assert_eq!(copies, 1, "the pools follow each other, if need be in another order");
+        assert_eq!(calls.iter().filter(|call| call.name.starts_with("cuLaunchKernel")).count(), 1);
+        calls.iter().filter(|call| call.name == "cuMemHostAlloc").count()
+    };
+    // Those that no longer fit the rest of their stream's page find it idle.
+    let pages: usize = (0..130).map(|_| calls_of(true)).sum();
+    assert_eq!(pages, 1);
+    calls_of(false);
+    assert!(*back.read().unwrap() == content[..]);
+}
+
+#[test]
 fn blocks_of_overlapping_pools_go_through_device_memory_as_pairs() {
     const BYTES: usize = 8_000;
     const COUNT: usize = 400;
