@@ -27,7 +27,8 @@ struct Shape {
 pub(super) enum InOrder<'a> {
     Pairs(Cow<'a, [Pair]>),
     /// Without pairs, which takes a tenth of the time.
-    Blocks(Cow<'a, BlockList>),
+    Blocks(&'a BlockList),
+    Sorted(Box<BlockList>),
 }
 
 impl InOrder<'_> {
@@ -35,6 +36,7 @@ impl InOrder<'_> {
         match self {
             Self::Pairs(pairs) => HalfPairs::Pairs(pairs),
             Self::Blocks(blocks) => HalfPairs::Blocks(blocks, 0..blocks.len()),
+            Self::Sorted(blocks) => HalfPairs::Blocks(blocks, 0..blocks.len()),
         }
     }
 }
@@ -95,7 +97,7 @@ pub(super) fn ordered<'a>(
 ) -> Option<InOrder<'a>> {
     match pieces {
         Pieces::Pairs(pairs) => ordered_pairs(pairs, input, exclusive, rule).map(InOrder::Pairs),
-        Pieces::Blocks(blocks) => ordered_blocks(blocks, input, exclusive, rule).map(InOrder::Blocks),
+        Pieces::Blocks(blocks) => ordered_blocks(blocks, input, exclusive, rule),
     }
 }
 
@@ -104,7 +106,7 @@ fn ordered_blocks<'a>(
     PlanInput { path, bytes, .. }: &PlanInput,
     exclusive: bool,
     rule: Rule,
-) -> Option<Cow<'a, BlockList>> {
+) -> Option<InOrder<'a>> {
     host_side(path)?;
     if blocks.block_bytes() > CHUNK {
         return None;
@@ -116,10 +118,10 @@ fn ordered_blocks<'a>(
     let side = if path.src.device.is_cpu() { BlockSide::Source } else { BlockSide::Destination };
     let (stretches, least) = blocks.stretches(side);
     if goes(stretches) {
-        return Some(Cow::Borrowed(blocks));
+        return Some(InOrder::Blocks(blocks));
     }
     let sorted = goes(least).then(|| blocks.sorted_by(side));
-    sorted.filter(|sorted| goes(sorted.stretches(side).0)).map(Cow::Owned)
+    sorted.filter(|sorted| goes(sorted.stretches(side).0)).map(|sorted| InOrder::Sorted(Box::new(sorted)))
 }
 
 fn ordered_pairs<'a>(

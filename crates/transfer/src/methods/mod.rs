@@ -22,6 +22,7 @@ use crate::{
 };
 
 mod device_chunks;
+mod device_halves;
 pub(crate) mod device_scratch;
 pub(crate) mod direct_copy;
 mod host_staged;
