@@ -302,7 +302,7 @@ fn parts_of_a_long_list_may_overlap_each_other_and_nothing_else() {
 fn batch_in_place_longer_than_a_page_is_complete() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
-    let count = 11_000;
+    let count = 22_000;
     let sent = noise(2 * count, 9);
     let source = filled(&setup, &stream, MemoryKind::Mapped, &sent);
     let target = filled(&setup, &stream, MemoryKind::Device, &vec![POISON; 2 * count]);
