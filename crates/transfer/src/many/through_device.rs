@@ -26,7 +26,7 @@ struct Shape {
 /// A list that goes through device memory, in the order of the host's memory.
 pub(super) enum InOrder<'a> {
     Pairs(Cow<'a, [Pair]>),
-    /// Without pairs, which takes a tenth of the time.
+    /// Without pairs, which takes less time.
     Blocks(&'a BlockList),
     Sorted(Box<BlockList>),
 }

@@ -297,7 +297,7 @@ impl DeviceScratch {
         let buffers = Ready::new(Arc::clone(&from), (&*route.backend, route.lane), (count, longest));
         let mut claims = match &pairs {
             HalfPairs::Pairs(pairs) => request.claim_all(pairs)?,
-            HalfPairs::Blocks(blocks, _) => match request.claim_blocks(blocks)? {
+            HalfPairs::Blocks(blocks, _) => match TransferRequest::claim_blocks(blocks)? {
                 Some(claims) => claims,
                 None => return Ok(None),
             },

@@ -348,9 +348,8 @@ impl<'a> TransferRequest<'a> {
         })
     }
 
-    /// Claims the pairs of a list of blocks. `None` if its pools overlap.
-    fn claim_blocks<'b>(&self, blocks: &'b BlockList) -> Result<Option<Claims<'b>>, NotSubmitted> {
-        debug_assert!(self.turns().is_none(), "a task submits pairs");
+    /// Claims the pairs of a list of blocks, which a task submits as pairs: this may block. `None` if pools overlap.
+    fn claim_blocks(blocks: &BlockList) -> Result<Option<Claims<'_>>, NotSubmitted> {
         match Claims::acquire_blocks(blocks) {
             Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
             claims => Ok(Some(claims?)),
