@@ -115,7 +115,7 @@ impl OperationInfo {
             crate::HalfPairs::Blocks(blocks, range) => {
                 let bytes = (range.len() as u64).saturating_mul(blocks.block_bytes() as u64);
                 let pieces = u32::try_from(range.len()).unwrap_or(u32::MAX);
-                Self { kind: OperationKind::CopyKernel, path, bytes, pieces }
+                Self { kind: OperationKind::CopyKernel, path: None, bytes, pieces }
             }
         };
         Self { path, ..info }

@@ -108,8 +108,8 @@ impl BlockList {
         (self.len() as u64).saturating_mul(self.block_bytes as u64)
     }
 
-    /// Splits some of its pairs, in the order of the pools, then of the indices, by pools: each two pools with the indices there, of the
-    /// source and as many of the destination.
+    /// Returns a range of its pairs by pools, as far as there are any: for each two pools their indices in the source, and as many in the
+    /// destination. Pairs are in the order of the pools, then of the indices.
     pub fn parts(
         &self,
         pairs: Range<usize>,

@@ -23,7 +23,7 @@ use crate::{
 /// Most bytes of a chunk of a cast, of a list that is staged in host memory too, and of a piece.
 pub(crate) const CHUNK: usize = 32 << 20;
 /// Most bytes of a list that are gathered or scattered by one launch. Beside other kernels a launch waits for a place as long as a copy engine
-/// takes for 32 MiB: by 64, blocks of 24 KiB go both ways beside a GEMM loop at 94 GB/s instead of 78, of 4 KiB at 94 instead of 54 (H200).
+/// takes for 32 MiB: by 64, blocks of 24 KiB go both ways beside a GEMM loop at 94 GB/s instead of 78 (H200).
 pub(super) const LAUNCH: usize = 64 << 20;
 /// Scratch buffers of a direction: one is filled while others are emptied. With two of that length the blocks of 24 KiB go at 90 GB/s.
 const BUFFERS: usize = 3;

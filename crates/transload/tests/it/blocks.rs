@@ -229,6 +229,29 @@ fn blocks_between_those_that_go_through_device_memory_stay_as_they_are() {
     layers.check(&others, &others, "not in the list");
 }
 
+/// As many as a chunk of 64 MiB has of 4 KiB: beside other kernels, each launch would wait for a place.
+#[test]
+fn chunk_of_short_blocks_is_one_launch() {
+    const COUNT: usize = 16_384;
+    const BYTES: usize = 100;
+    let setup = Setup::new();
+    let content = noise(COUNT * BYTES, 32);
+    let (host, back) =
+        (setup.filled(MemoryKind::Pinned, &content), setup.allocate(MemoryKind::Pinned, content.len()));
+    let device = setup.allocate(MemoryKind::Device, content.len());
+    let [host, device, target] = [&host, &device, &back].map(std::slice::from_ref);
+    let (near, far): (Vec<usize>, Vec<usize>) = (0..COUNT).map(|at| (at, at * 7 % COUNT)).unzip();
+    for (from, to) in [((host, &near), (device, &far)), ((device, &far), (target, &near))] {
+        let trace = trace::start();
+        let copy = setup.manager.copy_blocks((from.0, from.1), (to.0, to.1), BYTES).unwrap().submit();
+        let calls = trace.calls_of_this_thread();
+        drop(trace);
+        assert!(copy.wait().unwrap().groups[0].through_device);
+        assert_eq!(calls.iter().filter(|call| call.name.starts_with("cuLaunchKernel")).count(), 1);
+    }
+    assert!(*back.read().unwrap() == content[..]);
+}
+
 #[test]
 fn few_blocks_of_each_of_many_neighbouring_pools_are_one_stretch() {
     const BYTES: usize = 12_000;
