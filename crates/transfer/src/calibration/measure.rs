@@ -39,6 +39,8 @@ const CLOCKED: Duration = Duration::from_micros(2);
 const BRIEF: Duration = Duration::from_micros(1);
 /// The part of a pair's time that is left to lists: single copies are measured finely until then.
 const FOR_LISTS: f64 = 0.6;
+/// Sizes between the usual ones that are measured of each path that has some worth it, whatever the time.
+const FEWEST_MIDDLES: usize = 8;
 
 /// Why a measurement ended early.
 pub(super) enum Stop {
@@ -245,7 +247,7 @@ impl Run<'_> {
         Ok(plan.alternatives.iter().map(|other| other.method).chain([plan.method]).collect())
     }
 
-    /// Measures all sizes of a path, and those around crossing points until `finest`.
+    /// Measures all sizes of a path, and those around crossing points: a few, and further ones until `finest`.
     fn path(
         &mut self,
         path: TransferPath,
@@ -264,10 +266,12 @@ impl Run<'_> {
             self.done += 1;
         }
         self.done += ladder(self.options.largest).count() - ladder(src.len() as u64).count();
+        let mut middles = 0;
         while !transload_core::mutant!("transfer/refines-crossings")
-            && self.now() < finest.min(self.deadline)
+            && (self.now() < finest || middles < FEWEST_MIDDLES)
             && let Some(bytes) = sizes.next_middle()
         {
+            middles += 1;
             match self.size((src, dst), &mut methods, bytes) {
                 Ok(middle) => sizes.add(bytes, middle),
                 Err(Stop::Failed(error)) => return Err(Stop::Failed(error)),

@@ -42,7 +42,8 @@ impl Sizes {
     }
 
     /// Returns a size between the two measured ones between which a choice may be the most wrong: if times only grow with size, a method
-    /// takes at most its time at the larger size, and another one at least its time at the smaller one.
+    /// takes at most its time at the larger size, and another one at least its time at the smaller one. First where the fastest method changes:
+    /// there it is wrong if a curve only bends.
     pub(super) fn next_middle(&self) -> Option<u64> {
         let intervals = self.times.iter().zip(self.times.iter().skip(1));
         let worst = intervals.filter_map(|((low, at_low), (high, at_high))| {
@@ -58,9 +59,10 @@ impl Sizes {
             };
             let middle = (*low as f64 * *high as f64).sqrt() as u64;
             let is_coarse = *high as f64 / *low as f64 > finest && (low + 1..*high).contains(&middle);
-            (regret > REGRET && is_coarse).then_some((middle, regret))
+            let is_changing = chosen[0] != chosen[1];
+            (regret > REGRET && is_coarse).then_some((middle, is_changing, regret))
         });
-        worst.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(middle, _)| middle)
+        worst.max_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2))).map(|(middle, ..)| middle)
     }
 
     /// Returns the times of a method, by ascending size.

@@ -230,6 +230,21 @@ fn step_of_a_curve_is_found_within_a_twentieth() {
 }
 
 #[test]
+fn step_of_a_curve_is_found_whatever_the_time() {
+    let path = upload(MemoryKind::Pageable);
+    let within = |budget| {
+        let setup = setup(steps);
+        setup.manager.calibrate(&setup.options().budget(budget)).unwrap()
+    };
+    let budgets = (0..40).map(|step| Duration::from_millis(2).mul_f64(1.1_f64.powi(step)));
+    // The shortest that suffices.
+    let found = budgets.map(within).find(|found| found.unfinished.iter().all(|it| it.path != path)).unwrap();
+    let calibrated = found.paths.iter().find(|calibrated| calibrated.path == path).unwrap();
+    let first = calibrated.crossings()[0];
+    assert!((0.9..=1.1).contains(&(first.bytes as f64 / 20_000.0)), "{first}: {:?}", calibrated.methods);
+}
+
+#[test]
 fn methods_that_are_alike_are_not_measured_at_many_sizes() {
     let found = setup(|_, method, _| if method == STAGED { (5.0, 19.9) } else { (5.0, 20.0) }).calibrate();
     let most = found.paths.iter().flat_map(|path| &path.methods).map(|curve| curve.times.len()).max();
