@@ -1,6 +1,6 @@
 //! Advice of the profiler, followed: how far the time that is saved is from what was promised.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use anyhow::{Result, ensure};
 use transload_backend_cpu::CpuBackend;
@@ -31,7 +31,7 @@ const PIECES: usize = 256;
 
 /// On the software driver, whose times depend on the threads of this machine, there may be no advice, and then no row.
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
-    let rows = [pinned(fixture)?, lists(fixture)?];
+    let rows = [pinned(fixture)?, method(fixture)?, lists(fixture)?];
     ensure!(fixture.is_simulated() || rows.iter().all(Option::is_some), "the profiler advised nothing");
     Ok(rows.into_iter().flatten().collect())
 }
@@ -67,9 +67,12 @@ impl Profiled {
     }
 
     fn copy(&self, [src, dst]: &[RawBuffer; 2], times: usize) -> Result<()> {
-        let direct = TransferMethod::DirectCopy;
+        self.copy_by(TransferMethod::DirectCopy, [src, dst], times)
+    }
+
+    fn copy_by(&self, method: TransferMethod, [src, dst]: [&RawBuffer; 2], times: usize) -> Result<()> {
         (0..times)
-            .try_for_each(|_| Ok(self.library.manager.copy(src, dst).method(direct).wait().map(drop)?))
+            .try_for_each(|_| Ok(self.library.manager.copy(src, dst).method(method).wait().map(drop)?))
     }
 
     fn finish(self) -> Result<ProfilerReport> {
@@ -110,14 +113,49 @@ fn pinned(fixture: &Fixture<'_>) -> Result<Option<Row>> {
     Ok(Some(row(fixture, "pin", &what, &found)))
 }
 
-/// Small copies in a row, which are to be lists.
-fn lists(fixture: &Fixture<'_>) -> Result<Option<Row>> {
-    let calibrated = choice::manager(fixture)?;
+/// Copies of pageable memory by the driver, which are to be staged. What staging saves is by the host's clock: between its chunks the link may be idle.
+fn method(fixture: &Fixture<'_>) -> Result<Option<Row>> {
+    let bytes = fixture.bytes(LONG);
+    let calibrated = calibrated(fixture)?;
+    let mut found = Vec::new();
+    for _ in 0..fixture.few_repetitions(RUNS) {
+        let before = Profiled::new(fixture, Some(&calibrated))?;
+        before.copy(&before.pinned_or_not(MemoryKind::Pageable, bytes)?, COPIES)?;
+        let report = before.finish()?;
+        let method = report.advice.iter().find_map(|advice| match advice.kind {
+            AdviceKind::UseMethod(method) => Some(method),
+            _ => None,
+        });
+        let uses = |kind| matches!(kind, AdviceKind::UseMethod(_));
+        let (Some(method), Some((saving, took))) = (method, promised(&report, uses)) else { return Ok(None) };
+        let after = Profiled::new(fixture, None)?;
+        let [src, dst] = after.pinned_or_not(MemoryKind::Pageable, bytes)?;
+        // Its threads and its pinned memory are there from then on.
+        after.copy_by(method, [&src, &dst], 1)?;
+        let begun = Instant::now();
+        after.copy_by(method, [&src, &dst], COPIES)?;
+        found.push((took - begun.elapsed().as_nanos() as f64) / saving);
+        drop((src, dst));
+        after.finish()?;
+    }
+    choice::finished(&calibrated)?;
+    let what = format!("{COPIES} copies of {bytes} bytes of pageable memory by the driver, staged");
+    Ok(Some(row(fixture, "method", &what, &found)))
+}
+
+fn calibrated(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
+    let manager = choice::manager(fixture)?;
     let mut options = CalibrationOptions::new();
     if fixture.is_simulated() {
         options = options.largest(64 << 10);
     }
-    let _unfinished = calibrated.calibrate(&options)?;
+    let _unfinished = manager.calibrate(&options)?;
+    Ok(manager)
+}
+
+/// Small copies in a row, which are to be lists.
+fn lists(fixture: &Fixture<'_>) -> Result<Option<Row>> {
+    let calibrated = calibrated(fixture)?;
     let pairs = |run: &Profiled| -> Result<Vec<(RawBuffer, RawBuffer)>> {
         let [src, dst] = run.pinned_or_not(MemoryKind::Pinned, PIECES * SMALL)?;
         let part = |of: &RawBuffer, at: usize| of.slice(at * SMALL..(at + 1) * SMALL);

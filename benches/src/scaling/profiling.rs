@@ -30,9 +30,12 @@ use crate::{
 };
 
 const BYTES: usize = 4 << 10;
-/// Copies of one run, so that sampled ones are among them, and several collections of the profiler's thread.
-const COPIES: usize = 4096;
-const LISTS_AT_ONCE: usize = 64;
+/// Copies and lists of one run, so that sampled ones are among them. The machine is faster and slower for some ten milliseconds at a time: runs are
+/// far shorter, and many.
+const COPIES: usize = 256;
+const LISTS_AT_ONCE: usize = 16;
+const RUNS: usize = 400;
+const RUNS_OF_LISTS: usize = 60;
 const PIECES: usize = 1000;
 const THREADS: usize = 8;
 /// Goals: times with the profiler over those without.
@@ -46,14 +49,19 @@ const CLOCKS: f64 = 2.0;
 const SLICES: f64 = 1e6;
 
 /// Whether the profiler is enabled in a variant, and what it samples.
-const VARIANTS: [(&str, &str, Option<OperationSampling>); 3] = [
-    ("disabled", "attached, and disabled again", None),
-    (
-        "default",
-        "all from 4 MiB and one in 64 below",
-        Some(OperationSampling { all_from_bytes: 4 << 20, one_in: 64 }),
-    ),
-    ("all", "every operation", Some(OperationSampling::ALL)),
+type Sampled = (&'static str, &'static str, Option<OperationSampling>);
+/// The variants of a comparison take turns while all its profilers are enabled. What is timed every time keeps a thread of its own at the driver, so it is
+/// compared by itself.
+const COMPARED: [&[Sampled]; 2] = [
+    &[
+        ("disabled", "attached, and disabled again", None),
+        (
+            "default",
+            "all from 4 MiB and one in 64 below",
+            Some(OperationSampling { all_from_bytes: 4 << 20, one_in: 64 }),
+        ),
+    ],
+    &[("all", "every operation", Some(OperationSampling::ALL))],
 ];
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
@@ -62,7 +70,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
         [("wait", How::Wait), ("submit", How::Submit), ("enqueue", How::Enqueue), ("copy-many", How::Many)]
     {
         for (prefix, threads) in [("", 1), ("threads-8/", THREADS)] {
-            rows.extend(overhead(fixture, &format!("{prefix}{name}"), (how, threads))?);
+            for sampled in COMPARED {
+                rows.extend(overhead(fixture, &format!("{prefix}{name}"), (how, threads), sampled)?);
+            }
         }
     }
     rows.extend(clocks(fixture)?);
@@ -151,18 +161,7 @@ impl Profiled {
         Ok(Self { copies: fixture.amount(COPIES), library, profiler, pairs, content })
     }
 
-    /// Returns the nanoseconds of a copy, or of a list. The profiler is enabled meanwhile if `is_enabled`.
-    fn run(&self, how: (How, usize), is_enabled: bool) -> Result<f64> {
-        if let Some(profiler) = self.profiler.as_ref().filter(|_| is_enabled) {
-            profiler.enable()?;
-        }
-        let took = self.copy(how);
-        if let Some(profiler) = self.profiler.as_ref().filter(|_| is_enabled) {
-            profiler.disable();
-        }
-        took
-    }
-
+    /// Returns the nanoseconds of a copy, or of a list.
     fn copy(&self, (how, threads): (How, usize)) -> Result<f64> {
         let of_thread = |pairs| self.copy_by_thread(how, pairs);
         let parts = self.pairs.chunks(self.pairs.len() / threads);
@@ -245,21 +244,28 @@ impl Verify for Copied<'_> {
     }
 }
 
-fn overhead(fixture: &Fixture<'_>, name: &str, how: (How, usize)) -> Result<Vec<Row>> {
+fn overhead(
+    fixture: &Fixture<'_>,
+    name: &str,
+    how: (How, usize),
+    sampled: &[Sampled],
+) -> Result<Vec<Row>> {
     let (is_list, threads) = (how.0 == How::Many, how.1);
     let unprofiled = Profiled::new(fixture, threads, None, false)?;
-    let profiled: Vec<_> = VARIANTS
-        .iter()
-        .map(|(name, what, sampling)| {
-            Ok((*name, *what, *sampling, Profiled::new(fixture, threads, *sampling, true)?))
-        })
-        .collect::<Result<_>>()?;
+    let of = |(name, what, sampling): &Sampled| {
+        let profiled = Profiled::new(fixture, threads, *sampling, true)?;
+        if let (Some(profiler), true) = (&profiled.profiler, sampling.is_some()) {
+            profiler.enable()?;
+        }
+        Ok((*name, *what, profiled))
+    };
+    let profiled: Vec<_> = sampled.iter().map(of).collect::<Result<_>>()?;
     let copied = Copied(&unprofiled, how);
     let all_copied: Vec<_> = profiled.iter().map(|(.., profiled)| Copied(profiled, how)).collect();
-    let off = Variant::new("off", "no profiler", || unprofiled.run(how, false));
+    let off = Variant::new("off", "no profiler", || unprofiled.copy(how));
     let mut variants = vec![off.by_library().verified_by(&copied)];
-    for ((name, what, sampling, profiled), copied) in profiled.iter().zip(&all_copied) {
-        let run = || profiled.run(how, sampling.is_some());
+    for ((name, what, profiled), copied) in profiled.iter().zip(&all_copied) {
+        let run = || profiled.copy(how);
         let variant = Variant::new(name, &format!("profiler: {what}"), run).verified_by(copied);
         variants.push(match *name {
             "all" => variant,
@@ -276,7 +282,7 @@ fn overhead(fixture: &Fixture<'_>, name: &str, how: (How, usize)) -> Result<Vec<
         what,
         unit: "ns",
         bytes: (BYTES * if is_list { unprofiled.pairs.len() / threads } else { 1 }) as u64,
-        repetitions: fixture.repetitions(30),
+        repetitions: fixture.few_repetitions(if is_list { RUNS_OF_LISTS } else { RUNS }),
     };
     let rows = comparison.rows(fixture, variants)?;
     for profiled in profiled.into_iter().map(|(.., profiled)| profiled).chain([unprofiled]) {
