@@ -152,17 +152,15 @@ impl Between {
         let copier = device.copiers.first().filter(|_| bytes <= BY_COPIER);
         let is_shared =
             |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
-        let is_measured = !measured.is_empty();
-        if (copier.is_some() || is_measured || pairs.iter().any(is_shared))
-            && !mutant!("wgpu/between-comes-after")
-        {
+        let is_elsewhere = copier.is_some() || !measured.is_empty();
+        if (is_elsewhere || pairs.iter().any(is_shared)) && !mutant!("wgpu/between-comes-after") {
             // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before. Nor is a wait for that
             // a part of what is measured.
             line.queue.block_until(line.queue.enqueued());
         }
-        if is_measured && copier.is_none() && line.index == device.wgpu.index && device.queue.vulkan.is_shared
-        {
-            // Nor is what a framework has submitted, of which the line knows nothing. A refusal is none of the copy.
+        let is_frameworks = line.index == device.wgpu.index && device.queue.vulkan.is_shared;
+        if is_elsewhere && is_frameworks {
+            // Nor after what a framework has submitted, of which the line knows nothing. A refusal is none of the copy.
             // SAFETY: there are no commands.
             let point = unsafe { line.queue.submit(&[], &[]) };
             point.into_iter().for_each(|point| line.queue.block_until(point));

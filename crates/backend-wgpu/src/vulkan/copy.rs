@@ -9,7 +9,7 @@ use std::{
 use ash::vk;
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Operation, RawBuffer, Result,
+    Error, ErrorKind, Operation, RawBuffer, Result, catch_panic,
     host_access::{self, HostAccess},
     mutant, runs_by_allocation,
 };
@@ -129,16 +129,16 @@ pub(crate) unsafe fn perform(
     };
     let is_by_wgpu =
         !ptr::eq(line, &*device.wgpu) && operation.uses().into_iter().any(|(buffer, _)| is_adopted(buffer));
-    let outcome = match is_by_wgpu {
+    // A hook of accesses by the host may panic where some of it is in flight.
+    let outcome = catch_panic(|| match is_by_wgpu {
         // SAFETY: the caller's promise.
         true => unsafe { packer.perform_by_wgpu(operation) },
         // SAFETY: the caller's promise.
-        false => match unsafe { packer.pack(operation).and_then(|()| packer.finish()) } {
-            // Some bytes have changed, and no others will.
-            Err(error) if packer.last.is_some() => Err(error.of_part()),
-            outcome => outcome,
-        },
-    };
+        false => unsafe { packer.pack(operation).and_then(|()| packer.finish()) },
+    });
+    // Some bytes have changed, and no others will.
+    let is_part = packer.last.is_some() && !is_by_wgpu;
+    let outcome = outcome.flatten().map_err(|error| if is_part { error.of_part() } else { error });
     if let Some(point) = packer.last.filter(|_| outcome.is_err() && !mutant!("wgpu/refused-copy-waits")) {
         line.queue.block_until(point);
     }

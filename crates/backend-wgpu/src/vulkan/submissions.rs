@@ -232,14 +232,16 @@ impl Submissions {
     /// The loss of the device; [`ErrorKind::Busy`] if a callback of wgpu calls, on the thread that has the lock.
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         self.check_usable()?;
-        if !self.is_of_wgpu {
-            // It has a lock of its own, but perhaps the same Vulkan queue.
-            self.refuse_callback()?;
-        } else if let Some(state) = self.state.try_lock() {
-            return Ok(state);
-        }
-        self.refuse_callback()?;
-        Ok(self.state.lock())
+        // Another one has a lock of its own, but perhaps the same Vulkan queue.
+        let state = match self.state.try_lock().filter(|_| self.is_of_wgpu) {
+            Some(state) => state,
+            None => {
+                self.refuse_callback()?;
+                self.state.lock()
+            }
+        };
+        // Who had the lock before may have lost the device: nothing waits for what is submitted then.
+        if mutant!("wgpu/usable-under-the-lock") { Ok(state) } else { self.check_usable().map(|()| state) }
     }
 
     /// Returns whether the calling thread is in wgpu's submission, under the lock of wgpu's queue.

@@ -36,6 +36,31 @@ fn loss_ends_waits_for_points_that_were_not_submitted() {
 }
 
 #[test]
+fn thread_that_waited_for_the_lock_submits_nothing_to_a_lost_device() {
+    let Some(backend) = setup::backend() else { return };
+    let Some(state) = backend.states().pop() else { return };
+    let queue = &*state.queue;
+    let locked = queue.state.lock();
+    let (begun, has_begun) = mpsc::channel();
+    thread::scope(|scope| {
+        let submitted = scope.spawn(move || {
+            begun.send(()).unwrap();
+            // SAFETY: there are no commands.
+            unsafe { queue.submit(&[], &[]) }
+        });
+        has_begun.recv().unwrap();
+        // It is refused also if it comes only now.
+        for _ in 0..1000 {
+            thread::yield_now();
+        }
+        queue.lose(Error::new(ErrorKind::DeviceLost, "planted"));
+        drop(locked);
+        let refused = submitted.join().unwrap();
+        assert!(refused.is_err_and(|error| error.kind() == ErrorKind::DeviceLost));
+    });
+}
+
+#[test]
 fn other_threads_take_no_semaphore_that_is_staged() {
     let Some(backend) = setup::backend() else { return };
     let Some(state) = backend.states().pop() else { return };
