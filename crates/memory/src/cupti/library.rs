@@ -308,32 +308,38 @@ impl Cupti {
         let _ = unsafe { (self.pop)(activity::OURS, ptr::null_mut()) };
     }
 
-    /// Reads a buffer's records and returns how many were not understood.
+    /// Reads a buffer's records and returns how many were not understood: of migrations, and of activities.
     ///
     /// # Safety
     /// * The library completed the buffer with this many valid bytes.
-    pub(super) unsafe fn read(&self, buffer: *mut u8, valid: usize, mut each: impl FnMut(AnyRecord)) -> u64 {
+    pub(super) unsafe fn read(
+        &self,
+        buffer: *mut u8,
+        valid: usize,
+        mut each: impl FnMut(AnyRecord),
+    ) -> [u64; 2] {
         let mut record: *mut Counter = ptr::null_mut();
-        let mut unknown = 0;
+        let [mut migrations, mut activities] = [0; 2];
         // SAFETY: the caller's promise; the record is null or the one before.
         while unsafe { (self.next)(buffer, valid, &mut record) } == 0 && !record.is_null() {
             let start = record.addr().wrapping_sub(buffer.addr());
             if start.checked_add(size_of::<u32>()).is_none_or(|end| end > valid) {
-                return unknown + 1;
+                return [migrations + 1, activities + 1];
             }
             // SAFETY: the library wrote this many bytes from the buffer's start, within which the record begins.
             let bytes = unsafe { std::slice::from_raw_parts(record.cast::<u8>(), valid - start) };
             if bytes.first_chunk().map(|kind| u32::from_ne_bytes(*kind)) != Some(KIND) {
                 match activity::read(bytes) {
                     Activity::Known(record) => each(AnyRecord::Activity(record)),
-                    Activity::Incomplete => unknown += 1,
+                    // A kernel's that still runs, for one.
+                    Activity::Incomplete => activities += 1,
                     // Another user enabled that kind.
                     Activity::Foreign => {}
                 }
                 continue;
             }
             if start.checked_add(size_of::<Counter>()).is_none_or(|end| end > valid) {
-                return unknown + 1;
+                return [migrations + 1, activities];
             }
             // SAFETY: the record was just found to lie within the valid bytes.
             let counter = unsafe { record.read_unaligned() };
@@ -342,10 +348,10 @@ impl Cupti {
                     let times = (counter.start, counter.end);
                     each(AnyRecord::Migration(Record { address: counter.address, event, times }));
                 }
-                None => unknown += 1,
+                None => migrations += 1,
             }
         }
-        unknown
+        [migrations, activities]
     }
 
     /// Returns how many records were dropped since the last query.

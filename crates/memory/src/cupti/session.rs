@@ -50,6 +50,14 @@ impl Listener {
         }
     }
 
+    /// Returns how many of these, of migrations and of activities, are of records that it wants.
+    fn of_its_kinds(&self, [migrations, activities]: [u64; 2]) -> u64 {
+        match self {
+            Self::Migrations(_) => migrations,
+            Self::Activities(_) => migrations.saturating_add(activities),
+        }
+    }
+
     fn add_lost(&self, count: u64) {
         match self {
             Self::Migrations(regions) => regions.lock().add_lost(count),
@@ -224,9 +232,9 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _byt
             cupti.read(buffer, valid, |record| listeners.iter().for_each(|listener| listener.add(&record)))
         };
         // SAFETY: context and stream are those of a completed buffer.
-        let lost = unknown.saturating_add(unsafe { cupti.dropped(context, stream) });
-        if lost > 0 {
-            listeners.iter().for_each(|listener| listener.add_lost(lost));
+        let dropped = unsafe { cupti.dropped(context, stream) };
+        for listener in listeners.iter() {
+            listener.add_lost(listener.of_its_kinds(unknown).saturating_add(dropped));
         }
     }
     if is_ours(buffer) {

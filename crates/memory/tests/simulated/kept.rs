@@ -11,7 +11,7 @@ use std::{
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, RegistrationSlot, Storage};
 use transload_cuda_sim::SimDevice;
-use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
+use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache, RegistrationStatistics};
 
 use crate::{builder, heap::heap};
 
@@ -133,6 +133,41 @@ fn refused_registration_changes_nothing() {
     drop((first, second));
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
+}
+
+#[test]
+fn limit_holds_for_both_kinds_of_registrations_together() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    let cache = RegistrationCache::new(&memory, BYTES as u64).unwrap();
+    let other = RegistrationCache::new(&memory, BYTES as u64).unwrap();
+    let [(first, _), (second, _), (third, _)] = [(); 3].map(|()| owned(sim));
+    cache.register_until_freed(&first).unwrap();
+    let refused = cache.register(&second).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+    let RegistrationStatistics { registrations, bytes, .. } = cache.statistics();
+    assert_eq!((registrations, bytes), (1, BYTES as u64));
+    // Another cache has a limit of its own.
+    other.register_until_freed(&third).unwrap();
+    drop(first);
+    memory.drain().unwrap();
+    assert_eq!(cache.statistics().bytes, 0);
+    drop(cache.register(&second).unwrap());
+    assert_eq!(cache.statistics().bytes, BYTES as u64);
+}
+
+#[test]
+fn request_that_fits_is_registered_though_it_does_not_with_its_neighbours() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    let cache = RegistrationCache::new(&memory, 100).unwrap();
+    let [(first, _), (second, _)] = [(); 2].map(|()| owned(sim));
+    let part = |of: &RawBuffer, from: usize, to: usize| of.slice(from..to).unwrap();
+    let in_use = cache.register(&part(&first, 0, 60)).unwrap();
+    drop(cache.register(&part(&second, 0, 40)).unwrap());
+    assert_eq!(cache.register(&part(&second, 20, 50)).unwrap().len(), 30);
+    assert_eq!(cache.statistics().bytes, 90);
+    drop(in_use);
 }
 
 #[test]

@@ -134,12 +134,17 @@ fn unknown_records_are_counted_and_other_kinds_ignored() {
         (unknown, found)
     };
     let back = Event::ToHost { device: 7, bytes: 0 };
-    assert_eq!(read(4 * 64), (1, vec![Event::CpuFault, back]));
-    assert_eq!(read(3 * 64), (1, vec![Event::CpuFault]));
-    assert_eq!(read(2 * 64), (0, vec![Event::CpuFault]), "the other kind is somebody else's");
-    assert_eq!(read(64 + 4), (0, vec![Event::CpuFault]), "and may be shorter");
-    assert_eq!(read(40), (1, vec![]), "cut off");
-    assert_eq!(read(0), (0, vec![]));
+    assert_eq!(read(4 * 64), ([1, 0], vec![Event::CpuFault, back]));
+    assert_eq!(read(3 * 64), ([1, 0], vec![Event::CpuFault]));
+    assert_eq!(read(2 * 64), ([0, 0], vec![Event::CpuFault]), "the other kind is somebody else's");
+    assert_eq!(read(64 + 4), ([0, 0], vec![Event::CpuFault]), "and may be shorter");
+    assert_eq!(read(40), ([1, 0], vec![]), "cut off");
+    assert_eq!(read(0), ([0, 0], vec![]));
+    // An activity that has not ended is no migration.
+    let mut running = [counter(1, 0)];
+    // SAFETY: the record has this many bytes.
+    let unknown = unsafe { library.read(running.as_mut_ptr().cast(), 64, |_| panic!("it is not known")) };
+    assert_eq!(unknown, [0, 1]);
     // SAFETY: the test's function uses neither argument.
     assert_eq!(unsafe { library.dropped(ptr::null_mut(), 0) }, 3);
 }

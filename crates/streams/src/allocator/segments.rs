@@ -40,9 +40,13 @@ impl Segment {
     }
 }
 
-/// Returns the address by which blocks are named: the device's, or else the host's.
+/// Returns the address by which blocks are named: the device's, and of the host's memory the host's, which may be another one than that for devices.
 pub(crate) fn start(buffer: &RawBuffer) -> Option<u64> {
-    buffer.device_address().or_else(|| buffer.host_address().map(|address| address.addr().get() as u64))
+    let of_host = || buffer.host_address().map(|address| address.addr().get() as u64);
+    match buffer.place().device.is_cpu() {
+        true => of_host(),
+        false => buffer.device_address().or_else(of_host),
+    }
 }
 
 impl Segments {

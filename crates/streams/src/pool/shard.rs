@@ -132,6 +132,10 @@ unsafe impl Queue for StreamShard {
         unsafe { self.stream.enqueue_blocks(blocks, after, timing) }
     }
 
+    fn current_fence(&self) -> Option<Fence> {
+        self.stream.current_fence()
+    }
+
     fn occupy(&self, time: Duration) -> Result<Fence> {
         self.stream.occupy(time)
     }

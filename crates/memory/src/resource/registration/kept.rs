@@ -1,6 +1,12 @@
 //! Registrations that last until the memory is freed, kept with the memory itself.
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use transload_core::{Error, ErrorKind, KeptRegistration, RawBuffer, Result, events::report};
 use transload_cuda_sys::Context;
@@ -21,10 +27,36 @@ use crate::{
 /// CUDA registers memory for all devices.
 const FAMILY: &str = "cuda";
 
+/// What a cache registered until it is freed.
+#[derive(Debug, Default)]
+pub(super) struct KeptCounts {
+    pub(super) registrations: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// Its part in the counts, until it is dropped.
+struct Counted(Arc<KeptCounts>, u64);
+
+impl Counted {
+    fn new(counts: &Arc<KeptCounts>, bytes: u64) -> Self {
+        counts.registrations.fetch_add(1, Ordering::Relaxed);
+        counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Self(Arc::clone(counts), bytes)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.registrations.fetch_sub(1, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
 /// A registration in the slot of a buffer's storage.
 struct Kept {
     registration: HostRegistration,
     counted: CountGuard,
+    of_cache: Counted,
     context: Context,
     free_thread: Arc<FreeThread>,
 }
@@ -36,7 +68,7 @@ impl KeptRegistration for Kept {
 
     /// The driver waits for the device, so another thread ends it.
     fn end(self: Box<Self>, owner: Box<dyn Any + Send + Sync>) {
-        let Self { mut registration, counted, context, free_thread } = *self;
+        let Self { mut registration, counted, of_cache: _counted, context, free_thread } = *self;
         if transload_core::mutant!("memory/kept-registration-ends-first") {
             drop(owner);
             return free_thread.free(context, Address::Registered(registration), counted);
@@ -70,7 +102,8 @@ impl RegistrationCache {
         if slot.is_registered() {
             return Err(in_use(&range));
         }
-        let (held, limit) = (alloc.counts.pinned().registered(), state.table.limit());
+        state.note_kept(&self.kept);
+        let (held, limit) = (state.table.bytes().saturating_add(self.kept_bytes()), state.table.limit());
         if held.saturating_add(bytes as u64) > limit {
             return Err(limit_exceeded(&range, held, limit));
         }
@@ -89,6 +122,7 @@ impl RegistrationCache {
         // The slot has the registration before the entry is removed, and others may register the range.
         let _busy = EntryGuard::new(self, &request);
         let counted = alloc.counts.add_pinned(bytes, Pinned::Registered)?;
+        let of_cache = Counted::new(&self.kept, bytes as u64);
         // SAFETY: the buffer keeps the range mapped now, and then the slot until its storage passes on the owner.
         let registration =
             unsafe { HostRegistration::new(alloc.context, range.start, bytes, 0, Box::new(())) };
@@ -96,6 +130,7 @@ impl RegistrationCache {
         let kept = Kept {
             registration,
             counted,
+            of_cache,
             context: alloc.context.clone(),
             free_thread: Arc::clone(alloc.free_thread),
         };

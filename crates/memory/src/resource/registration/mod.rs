@@ -17,7 +17,11 @@ mod table;
 #[path = "../../../tests/unit/registration_table.rs"]
 mod table_tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Access, Error, ErrorKind, Loan, MemoryKind, RawBuffer, Result, events::report};
@@ -26,6 +30,7 @@ use self::{
     ending::Owners,
     entry_guard::{DropLater, End, EntryGuard},
     errors::{addresses, in_use, limit_exceeded, refused},
+    kept::KeptCounts,
     range::Registration,
     storage::RegisteredStorage,
     table::{Plan, Request, Table},
@@ -49,6 +54,8 @@ pub struct RegistrationCache {
     manager: Arc<CudaMemoryManager>,
     can_register: bool,
     can_register_read_only: bool,
+    /// Registrations that last until their memory is freed.
+    kept: Arc<KeptCounts>,
     state: Mutex<CacheState>,
     /// Signalled when a range is no longer busy in another thread.
     entry_settled: Condvar,
@@ -61,14 +68,23 @@ struct CacheState {
     evicted: u64,
 }
 
+impl CacheState {
+    /// Has the table count what lasts until it is freed.
+    fn note_kept(&mut self, kept: &KeptCounts) {
+        if !transload_core::mutant!("memory/kept-registrations-count") {
+            self.table.set_kept(kept.bytes.load(Ordering::Relaxed));
+        }
+    }
+}
+
 /// Counters of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegistrationStatistics {
-    /// Number of live registrations.
+    /// Number of live registrations, with those that last until their memory is freed.
     pub registrations: u64,
-    /// Total bytes of live registrations.
+    /// Total bytes of these.
     pub bytes: u64,
     /// Number of requests whose memory was already registered.
     pub hits: u64,
@@ -89,6 +105,7 @@ impl RegistrationCache {
             manager: Arc::clone(manager),
             can_register: device.supports_feature(CudaFeature::HostRegister)?,
             can_register_read_only: device.supports_feature(CudaFeature::ReadOnlyHostRegister)?,
+            kept: Arc::default(),
             state: Mutex::new(CacheState { table: Table::new(limit), hits: 0, registered: 0, evicted: 0 }),
             entry_settled: Condvar::new(),
         })
@@ -215,12 +232,16 @@ impl RegistrationCache {
     pub fn statistics(&self) -> RegistrationStatistics {
         let CacheState { table, hits, registered, evicted } = &*self.state.lock();
         RegistrationStatistics {
-            registrations: table.len() as u64,
-            bytes: table.bytes(),
+            registrations: table.len() as u64 + self.kept.registrations.load(Ordering::Relaxed),
+            bytes: table.bytes().saturating_add(self.kept_bytes()),
             hits: *hits,
             registered: *registered,
             evicted: *evicted,
         }
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.kept.bytes.load(Ordering::Relaxed)
     }
 
     fn register_for(&self, buffer: &RawBuffer, access: Access) -> Result<RawBuffer> {
@@ -261,6 +282,7 @@ impl RegistrationCache {
         buffer: &RawBuffer,
         loan: &mut Option<Loan>,
     ) -> Result<Option<Arc<Registration>>> {
+        let wanted = request.range.clone();
         let mut owners = vec![buffer.clone()];
         let mut in_use_starts = Vec::new();
         loop {
@@ -273,6 +295,7 @@ impl RegistrationCache {
                     state.hits += 1;
                     return Ok(None);
                 }
+                state.note_kept(&self.kept);
                 match state.table.plan(&request, &in_use_starts) {
                     Plan::Covered(registration) => {
                         state.hits += 1;
@@ -283,6 +306,15 @@ impl RegistrationCache {
                         continue;
                     }
                     Plan::InUse(range) => return Err(in_use(&range)),
+                    // Merged with others it is too long.
+                    Plan::LimitExceeded(_)
+                        if request.range != wanted
+                            && !transload_core::mutant!("memory/merged-only-if-it-fits") =>
+                    {
+                        request.range = wanted.clone();
+                        owners.truncate(1);
+                        continue;
+                    }
                     Plan::LimitExceeded(held) => {
                         let limit = state.table.limit();
                         drop(state);

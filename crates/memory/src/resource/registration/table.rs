@@ -35,6 +35,8 @@ impl<P> State<P> {
 pub(crate) struct Table<P> {
     by_start: BTreeMap<usize, Entry<P>>,
     bytes: u64,
+    /// Bytes of registrations that the table does not have, which count within the limit.
+    kept: u64,
     clock: u64,
     limit: u64,
 }
@@ -71,7 +73,7 @@ pub(crate) struct Evicted<P> {
 
 impl<P> Table<P> {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { by_start: BTreeMap::new(), bytes: 0, clock: 0, limit }
+        Self { by_start: BTreeMap::new(), bytes: 0, kept: 0, clock: 0, limit }
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -85,6 +87,11 @@ impl<P> Table<P> {
 
     pub(crate) fn len(&self) -> usize {
         self.by_start.len()
+    }
+
+    /// Sets how many bytes are registered that the table does not have.
+    pub(crate) fn set_kept(&mut self, bytes: u64) {
+        self.kept = bytes;
     }
 
     /// Plans a request. Registrations that start at one of `busy` are used by work in flight.
@@ -109,7 +116,7 @@ impl<P> Table<P> {
             overlapping.push((*start, (entry.end - start) as u64));
         }
         let freed: u64 = overlapping.iter().map(|(_, bytes)| bytes).sum();
-        let mut left = self.bytes - freed;
+        let mut left = (self.bytes - freed).saturating_add(self.kept);
         let mut others = Vec::new();
         if left.saturating_add(wanted) > self.limit {
             let mut idle: Vec<_> =
