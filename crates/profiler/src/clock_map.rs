@@ -143,6 +143,10 @@ impl ClockMap {
         let (Some(&first), Some(&last)) = (self.points.front(), self.points.back()) else {
             return HostInstant { at: device, error: u64::MAX };
         };
+        if self.clock.anchor_interval().is_none() && !transload_core::mutant!("profiler/hosts-own-clock") {
+            // It is the host's own.
+            return HostInstant { at: last.host + (device - last.device), error: self.error() };
+        }
         let rate =
             |low: Point, high: Point| (high.host - low.host) as f64 / (high.device - low.device) as f64;
         let index = self.points.partition_point(|point| point.device <= device);
@@ -191,14 +195,49 @@ pub(crate) fn nanoseconds(span: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use transload_core::Stamp;
+    use transload_core::{DeviceId, Stamp};
 
     use super::*;
+
+    /// The time of day, whose points a test adds.
+    struct TimeOfDay(ClockId, Instant);
+
+    impl DeviceClock for TimeOfDay {
+        fn id(&self) -> ClockId {
+            self.0
+        }
+
+        fn device(&self) -> DeviceId {
+            DeviceId::Cpu
+        }
+
+        fn resolution(&self) -> Duration {
+            Duration::from_nanos(1)
+        }
+
+        fn time(&self, _: u64) -> Result<Option<i64>> {
+            Ok(None)
+        }
+
+        fn release(&self, _: u64) {}
+
+        fn anchor(&self) -> Result<ClockAnchor> {
+            Ok(ClockAnchor { device: 0, before: self.1, after: self.1 })
+        }
+
+        fn anchor_interval(&self) -> Option<Duration> {
+            Some(Duration::from_secs(2))
+        }
+    }
+
+    fn time_of_day(origin: Instant) -> Arc<dyn DeviceClock> {
+        Arc::new(TimeOfDay(ClockId::next(), origin))
+    }
 
     #[test]
     fn inexact_readings_do_not_make_a_clock_unrelated() {
         let origin = Instant::now();
-        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let clock = time_of_day(origin);
         let at = |milliseconds| origin + Duration::from_millis(milliseconds);
         let reading = |device: i64, before, after| ClockAnchor {
             device: device * 1_000_000,
@@ -218,7 +257,7 @@ mod tests {
     #[test]
     fn clock_that_is_set_back_or_forward_states_no_bounded_error_from_then_on() {
         let origin = Instant::now();
-        let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let clock = time_of_day(origin);
         let second = 1_000_000_000;
         let reading = |device: i64, host| ClockAnchor {
             device: device * second,
@@ -241,9 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn instants_have_the_error_of_the_readings_around_them_or_of_the_extrapolation() {
+    fn instants_of_the_host_are_exact_however_late() {
         let origin = Instant::now();
         let clock = Arc::clone(Stamp::of_host(origin).clock());
+        let map = ClockMap::new(Arc::clone(&clock), origin).unwrap();
+        let now = clock.anchor().unwrap();
+        let hour = 3_600_000_000_000;
+        let later = map.convert(now.device + hour);
+        assert_eq!(later.error, map.error());
+        assert!(later.at.abs_diff(since(origin, now.before) + hour) <= 1_000_000, "{later:?}");
+    }
+
+    #[test]
+    fn instants_have_the_error_of_the_readings_around_them_or_of_the_extrapolation() {
+        let origin = Instant::now();
+        let clock = time_of_day(origin);
         let at = |microseconds: i64| origin + Duration::from_micros(microseconds.cast_unsigned());
         // It gains 100 millionths, and is read over so many microseconds.
         let reading = |microseconds: i64, width: i64| ClockAnchor {
@@ -280,7 +331,7 @@ mod tests {
     #[test]
     fn extrapolated_instants_lie_within_their_error_whatever_the_readings_were_off_by() {
         let begin = Instant::now();
-        let mut map = ClockMap::new(Stamp::of_host(begin).clock().clone(), begin).unwrap();
+        let mut map = ClockMap::new(time_of_day(begin), begin).unwrap();
         map.points.clear();
         map.judged = None;
         // The first was read at the begin of its 40 µs, and the second one at the end.
@@ -302,7 +353,7 @@ mod tests {
             before: begin + Duration::from_millis(milliseconds),
             after: begin + Duration::from_millis(milliseconds),
         };
-        let mut map = ClockMap::new(Stamp::of_host(begin).clock().clone(), begin).unwrap();
+        let mut map = ClockMap::new(time_of_day(begin), begin).unwrap();
         map.points.clear();
         map.judged = None;
         (1..=200).step_by(5).for_each(|at| map.add(reading(at)));

@@ -10,7 +10,7 @@ use std::{
 
 use transload_core::{
     ClockId, DeviceClock, DeviceId, EngineRecording, KnownCosts, OperationKind, OperationRecord, Result,
-    SizeClass, TransferMethod, TransferPath, TransferReport,
+    SizeClass, TransferId, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::{
@@ -219,8 +219,13 @@ impl Collector {
     fn add(&mut self, record: OperationRecord, thread: u64, inbox: &Inbox) {
         let OperationRecord { queue, device, priority, simulated, .. } = record;
         let queue = QueueKey { id: queue, device, priority, simulated };
+        // Of one whose times nobody wants there is no submission here, which is another observer's.
+        let is_known = |id: &TransferId| {
+            id.is_timed() || transload_core::mutant!("profiler/operations-of-others-transfers")
+        };
+        let transfer = record.transfer.filter(is_known);
         let is_full = self.outstanding >= self.capacity;
-        if !is_full && record.transfer.is_none() {
+        if !is_full && transfer.is_none() {
             let name = record.info.kind.name();
             self.enqueued(
                 &queue,
@@ -237,8 +242,7 @@ impl Collector {
             inbox.lose();
             return;
         }
-        let OperationRecord { info, transfer, id, point, waits_for, enqueued, submitted, begin, end, .. } =
-            record;
+        let OperationRecord { info, id, point, waits_for, enqueued, submitted, begin, end, .. } = record;
         let operation = Enqueued { queue, name: None, info, transfer, id, point, waits_for, enqueued };
         self.engines.enqueued(id, &operation, submitted, self.capacity);
         self.pending.push(&mut stream.pending, Pending::new(operation, Begin::Stamp(begin), end));

@@ -14,8 +14,26 @@ use crate::{CounterId, TraceWriter, TrackId, Unit};
 const WAITING: usize = 1 << 16;
 /// Nanoseconds between two points of a counter in a trace that has as many slices as it may, and of a gauge that has many points.
 const COARSE: u64 = 10_000_000;
-/// Points of a gauge after which that is doubled, so that a trace of a day can be opened.
+/// Points after which that is doubled, so that a trace of a day can be opened.
 const POINTS: u32 = 1 << 16;
+
+/// How far apart the points of a counter are.
+#[derive(Default)]
+struct Spacing {
+    /// Nanoseconds between two points, and how many there are of these.
+    interval: u64,
+    points: u32,
+}
+
+impl Spacing {
+    /// Counts a point.
+    fn add(&mut self) {
+        self.points += 1;
+        if self.points == POINTS && !transload_core::mutant!("profiler/points-get-sparser") {
+            (self.points, self.interval) = (0, (2 * self.interval).max(COARSE));
+        }
+    }
+}
 
 struct Counter {
     id: CounterId,
@@ -24,6 +42,8 @@ struct Counter {
     written: Option<(u64, i128)>,
     /// The last change.
     changed: u64,
+    /// Of the points since the trace has as many slices as it may.
+    spacing: Spacing,
 }
 
 /// A value that is read now and then.
@@ -32,9 +52,7 @@ struct Gauge {
     /// Time and value of the last point, and of a later reading that has none.
     written: (u64, f64),
     skipped: Option<(u64, f64)>,
-    /// Nanoseconds between two points, and how many there are of these.
-    interval: u64,
-    points: u32,
+    spacing: Spacing,
 }
 
 /// The counters of one trace.
@@ -52,7 +70,8 @@ pub(crate) struct Counters {
 impl Counters {
     /// Adds a counter that the writer knows, and returns its index. Its value is 0.
     pub(crate) fn add(&mut self, id: CounterId) -> usize {
-        self.counters.push(Counter { id, value: 0, written: None, changed: 0 });
+        let spacing = Spacing { interval: COARSE, points: 0 };
+        self.counters.push(Counter { id, value: 0, written: None, changed: 0, spacing });
         self.counters.len() - 1
     }
 
@@ -132,9 +151,13 @@ impl Counters {
         }
         let is_coarse = writer.is_full();
         if let Some((last, value)) = counter.written
-            && (value == counter.value || is_coarse && counter.changed < last.saturating_add(COARSE))
+            && (value == counter.value
+                || is_coarse && counter.changed < last.saturating_add(counter.spacing.interval))
         {
             return Ok(());
+        }
+        if is_coarse {
+            counter.spacing.add();
         }
         counter.written = Some((counter.changed, counter.value));
         writer.value(counter.id, counter.changed, counter.value as f64)
@@ -153,19 +176,16 @@ impl Counters {
         let gauges = self.gauges.entry(group).or_default();
         let Some(gauge) = gauges.get_mut(name) else {
             let (id, written) = (writer.counter(group, name, unit)?, (at, value));
-            gauges.insert(name.to_owned(), Gauge { id, written, skipped: None, interval: 0, points: 0 });
+            gauges.insert(name.to_owned(), Gauge { id, written, skipped: None, spacing: Spacing::default() });
             return writer.value(id, at, value);
         };
         let (before, last) = gauge.written;
         gauge.skipped = (value != last).then_some((at, value));
-        if gauge.skipped.is_none() || at < before.saturating_add(gauge.interval) {
+        if gauge.skipped.is_none() || at < before.saturating_add(gauge.spacing.interval) {
             return Ok(());
         }
         (gauge.written, gauge.skipped) = ((at, value), None);
-        gauge.points += 1;
-        if gauge.points == POINTS {
-            (gauge.points, gauge.interval) = (0, (2 * gauge.interval).max(COARSE));
-        }
+        gauge.spacing.add();
         writer.value(gauge.id, at, value)
     }
 }
@@ -173,7 +193,7 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TraceFormat, TraceOptions};
+    use crate::{Slice, TraceFormat, TraceOptions};
 
     #[test]
     fn gauge_that_always_changes_has_fewer_points_the_longer_it_is_read() {
@@ -192,5 +212,30 @@ mod tests {
         let points = text.matches("\"ph\":\"C\"").count();
         assert!((3 * POINTS as usize..4 * POINTS as usize).contains(&points), "{points}");
         assert!(text.contains(&(READINGS - 1).to_string()), "the last value is shown");
+    }
+
+    #[test]
+    fn counter_of_a_full_trace_has_fewer_points_the_longer_it_changes() {
+        const CHANGES: i64 = 1 << 19;
+        let mut text = Vec::new();
+        let options = TraceOptions::new().slices(1);
+        let mut writer = TraceWriter::new(&mut text, TraceFormat::Chrome, options).unwrap();
+        let track = writer.track(None, "stream").unwrap();
+        for begin in [0, 10] {
+            let slice = Slice { name: "copy", begin, end: begin + 5, flow: None, arguments: &[] };
+            writer.slice(track, &slice).unwrap();
+        }
+        let mut counters = Counters::default();
+        let id = writer.counter(None, "bytes in flight", Unit::Bytes).unwrap();
+        let counter = counters.add(id);
+        for number in 1..=CHANGES {
+            let begin = number * 10_000_000;
+            counters.raise(&mut writer, counter, (begin, begin + 5_000_000), 64).unwrap();
+            counters.advance(&mut writer, begin).unwrap();
+        }
+        counters.finish(&mut writer).unwrap();
+        writer.finish().unwrap();
+        let points = String::from_utf8(text).unwrap().matches("\"ph\":\"C\"").count();
+        assert!(points < 5 * POINTS as usize, "{points}");
     }
 }

@@ -13,7 +13,7 @@ use transload_core::{
 
 use crate::{
     busy::BusyTime,
-    clock_map::{ClockMap, since as since_origin},
+    clock_map::{ClockMap, HostInstant, since as since_origin},
     idle_links::{IdleLink, IdleLinks},
     inbox::QueueKey,
     migrations::Migrations,
@@ -149,8 +149,8 @@ pub(crate) struct Engines {
     calls: BTreeMap<u64, OperationId>,
     in_order: VecDeque<(u64, OperationId)>,
     timed: BTreeMap<OperationId, Timed>,
-    /// Work whose operation is not known, with its recording.
-    waiting: VecDeque<(Since, usize, EngineWork)>,
+    /// Work whose operation is not known, with its recording, and its begin and end by the host's clock when it came: it may wait for long.
+    waiting: VecDeque<(Since, usize, EngineWork, [HostInstant; 2])>,
     totals: BTreeMap<(DeviceId, Direction, Option<Engine>), EngineTotals>,
     requests: u64,
     patience: Patience,
@@ -214,7 +214,7 @@ impl Engines {
         stopped.collect()
     }
 
-    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, those without records are forgotten.
+    /// Takes a timed operation that was enqueued by `submitted`. Of more than `capacity`, the oldest are lost: their records may still come.
     pub(crate) fn enqueued(
         &mut self,
         id: Option<OperationId>,
@@ -224,7 +224,9 @@ impl Engines {
     ) {
         let Some(id) = id.filter(|_| self.is_recording()) else { return };
         if self.timed.len() >= capacity {
-            self.timed.pop_first();
+            let lost =
+                self.timed.pop_first().is_some_and(|(_, timed)| has_records(timed.operation.info.kind));
+            self.lost += u64::from(lost);
         }
         let Enqueued { queue, info, transfer, .. } = operation;
         let (queue, info, transfer) = (*queue, *info, *transfer);
@@ -296,12 +298,11 @@ impl Engines {
                     EngineRecord::Worked(work) => {
                         let direction = direction(work.task);
                         self.totals.entry((work.device, direction, work.engine)).or_default().add(&work);
+                        let span = [work.begin, work.end].map(|at| recorded.map.convert(at));
                         if work.engine == Some(Engine::Copy) && !recorded.map.is_unrelated() {
-                            let map = &recorded.map;
-                            let span = (map.convert(work.begin).at, map.convert(work.end).at);
-                            self.links.used(work.device, direction, span);
+                            self.links.used(work.device, direction, (span[0].at, span[1].at));
                         }
-                        self.waiting.push_back((since, index, work));
+                        self.waiting.push_back((since, index, work, span));
                     }
                     EngineRecord::Migrated(migration) => {
                         let (map, simulated) = (&recorded.map, recorded.simulated);
@@ -331,12 +332,12 @@ impl Engines {
     /// Gives work to its operations. Work of others is drawn once no call of it is to come.
     fn match_work(&mut self, trace: &mut Option<&mut TimelineTrace>, all: bool) {
         for _ in 0..self.waiting.len() {
-            let Some((since, recording, work)) = self.waiting.pop_front() else { break };
+            let Some((since, recording, work, on_host)) = self.waiting.pop_front() else { break };
             let id = self.calls.get(&work.call);
             let timed = id.and_then(|id| self.timed.get_mut(id));
             let is_kept = !all && self.waiting.len() < CALLS;
             if timed.is_none() && is_kept && !since.is_over(self.requests, self.patience) {
-                self.waiting.push_back((since, recording, work));
+                self.waiting.push_back((since, recording, work, on_host));
                 continue;
             }
             let transfer = timed.as_ref().and_then(|timed| timed.operation.transfer);
@@ -348,8 +349,8 @@ impl Engines {
                 known.is_copied &= is_copied;
                 known.request = request;
             }
-            let Some(Recorded { simulated, map, .. }) = self.recordings.get(recording) else { continue };
-            let (begin, end) = (map.convert(work.begin), map.convert(work.end));
+            let Some(Recorded { simulated, .. }) = self.recordings.get(recording) else { continue };
+            let [begin, end] = on_host;
             let (span, error) = ((begin.at, end.at.max(begin.at)), begin.error);
             let direction = direction(work.task);
             if let Some(trace) = trace.as_mut() {

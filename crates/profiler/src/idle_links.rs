@@ -46,7 +46,7 @@ impl IdleLinks {
         let paths = self
             .queued
             .iter_mut()
-            .filter(|((of, path), _)| *of == device && Direction::of_path(device, *path) == direction);
+            .filter(|((of, path), _)| *of == device && link(device, *path) == direction);
         paths.for_each(|(_, queued)| queued.used_or_wanted.add(begin, end));
     }
 
@@ -61,7 +61,7 @@ impl IdleLinks {
         if begin - enqueued < QUEUED_FROM_NS {
             return;
         }
-        let used = self.used.get(&(device, Direction::of_path(device, path)));
+        let used = self.used.get(&(device, link(device, path)));
         let queued = self.queued.entry((device, path)).or_insert_with(|| Queued {
             used_or_wanted: used.cloned().unwrap_or_default(),
             is_simulated,
@@ -76,7 +76,7 @@ impl IdleLinks {
     /// Returns the links of which that is known.
     pub(crate) fn idle(&self) -> impl Iterator<Item = IdleLink<'_>> {
         self.queued.iter().filter_map(|((device, path), queued)| {
-            let used = self.used.get(&(*device, Direction::of_path(*device, *path)))?.summary();
+            let used = self.used.get(&(*device, link(*device, *path)))?.summary();
             let both = queued.used_or_wanted.summary();
             let is_known = !used.is_cut && !both.is_cut;
             let idle_ns = both.union.saturating_sub(used.union);
@@ -88,6 +88,15 @@ impl IdleLinks {
                 whole_ns: both.whole,
             })
         })
+    }
+}
+
+/// Returns the direction in which records have the copies of a path: between two devices they are like those within one.
+fn link(device: DeviceId, path: TransferPath) -> Direction {
+    let is_between = !path.src.device.is_cpu() && !path.dst.device.is_cpu();
+    match is_between && !transload_core::mutant!("profiler/links-between-devices") {
+        true => Direction::Within,
+        false => Direction::of_path(device, path),
     }
 }
 
@@ -124,5 +133,21 @@ mod tests {
         };
         assert_eq!((queued.copies, queued.bytes, queued.took_ns), (2, 200, 11_000_000));
         assert_eq!((*idle_ns, *whole_ns), (15_000_000, 60_000_000));
+    }
+
+    #[test]
+    fn copies_between_two_devices_wait_for_each_other_and_for_no_download() {
+        let [one, other] = [0, 1].map(|number| DeviceId::Other("gpu", number));
+        let place = |device| Place::new(device, MemoryKind::Device);
+        let path = TransferPath::new(place(one), place(other));
+        let mut links = IdleLinks::default();
+        links.used(one, Direction::FromDevice, (0, 1));
+        for number in 0..4 {
+            let span = (number * 1_000_000, (number + 1) * 1_000_000);
+            links.used(one, Direction::Within, span);
+            links.copied((one, false), (path, 100), 0, span);
+        }
+        let idle: Vec<_> = links.idle().map(|link| (link.queued.copies, link.idle_ns)).collect();
+        assert_eq!(idle, [(3, 0)]);
     }
 }

@@ -1,6 +1,10 @@
 //! Migrations and page faults of unified memory, next to the buffers that the user named.
 
-use std::{collections::BTreeMap, fmt, mem, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+};
 
 use transload_core::{DeviceId, Migration, PageFaults};
 
@@ -116,17 +120,34 @@ pub(crate) struct Migrations {
 impl Migrations {
     /// Tells later records of a range apart, also those of an earlier name. Returns `false` if there is no room.
     pub(crate) fn name(&mut self, name: String, range: Range<u64>) -> bool {
-        let has_room = self.named.len() < NAMED;
-        if has_room {
-            let rest = mem::take(&mut self.places).into_iter().flat_map(|(old, index)| {
-                let parts = [old.start..old.end.min(range.start), old.start.max(range.end)..old.end];
-                parts.map(|part| (part, index))
-            });
-            self.places = rest.filter(|(part, _)| !part.is_empty()).collect();
-            self.places.push((range, self.named.len()));
-            self.named.push(name);
+        let rest = self.places.iter().flat_map(|(old, index)| {
+            let parts = [old.start..old.end.min(range.start), old.start.max(range.end)..old.end];
+            parts.map(|part| (part, *index))
+        });
+        let mut places: Vec<_> = rest.filter(|(part, _)| !part.is_empty()).collect();
+        let Some(index) = self.index_of(&name, &places) else { return false };
+        places.push((range, index));
+        self.places = places;
+        match self.named.get_mut(index) {
+            Some(of) => *of = name,
+            None => self.named.push(name),
         }
-        has_room
+        true
+    }
+
+    /// Returns the index of a name. Once there are many, that of an earlier buffer of the name, or one that nothing has, neither a place nor what was
+    /// recorded. `None` if there is none.
+    fn index_of(&self, name: &str, places: &[(Range<u64>, usize)]) -> Option<usize> {
+        if self.named.len() < NAMED {
+            return Some(self.named.len());
+        }
+        let known = self.named.iter().rposition(|known| known == name);
+        known.filter(|_| !transload_core::mutant!("profiler/names-are-used-again")).or_else(|| {
+            let placed = places.iter().map(|(_, index)| *index);
+            let used: BTreeSet<usize> =
+                placed.chain(self.totals.keys().filter_map(|(_, index)| *index)).collect();
+            (0..self.named.len()).find(|index| !used.contains(index))
+        })
     }
 
     /// Returns the name of the buffer at an address, the last one that was named.
@@ -279,6 +300,22 @@ mod tests {
         let (all, host) = (of(GPU, None), of(DeviceId::Cpu, Some("weights")));
         assert_eq!((all.faults, all.faulted_ns, all.bytes_by_faults), (2, 4000, 32 * MIB));
         assert_eq!((host.faults, host.faulted_ns), (1, 0), "not known");
+    }
+
+    #[test]
+    fn name_is_refused_only_while_that_many_are_in_use() {
+        let mut found = Migrations::default();
+        // One buffer, allocated anew each time.
+        assert!((0..=NAMED as u64).all(|time| found.name("cache".to_owned(), time * MIB..(time + 1) * MIB)));
+        // Others, of which nothing migrates, in a place that the next one takes.
+        assert!((0..2 * NAMED).all(|number| found.name(format!("buffer {number}"), 0..MIB)));
+        migrate(&mut found, 0, 1, false, (0, 1));
+        let names: Vec<_> = found.reports().into_iter().filter_map(|report| report.buffer).collect();
+        assert_eq!(names, [format!("buffer {}", 2 * NAMED - 1)]);
+        let mut full = Migrations::default();
+        assert!((0..NAMED as u64).all(|at| full.name(format!("buffer {at}"), at * MIB..(at + 1) * MIB)));
+        assert!(!full.name("one more".to_owned(), 0..MIB / 2));
+        assert_eq!(full.name_of(0), Some("buffer 0"), "it keeps its name");
     }
 
     #[test]

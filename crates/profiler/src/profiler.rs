@@ -97,17 +97,21 @@ impl StreamProfiler {
         Self { shared: Arc::new(Handle(Arc::new(shared))) }
     }
 
-    /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive.
+    /// Adds a backend, whose queues are profiled while the profiler is enabled. It is not kept alive. Does nothing if it was added before.
     ///
     /// # Errors
     /// If the profiler is enabled, those of [`enable`](Self::enable); the backend is not added then.
     pub fn attach(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut backends = self.shared.backends.lock();
+        let added = Arc::downgrade(backend);
+        if backends.known.iter().any(|known| known.ptr_eq(&added)) {
+            return Ok(());
+        }
         if backends.enabled {
             let left_out = unavailable::attach(backend, &self.sink(), self.shared.options.sampling)?;
             backends.unavailable.extend(left_out);
         }
-        backends.known.push(Arc::downgrade(backend));
+        backends.known.push(added);
         Ok(())
     }
 
@@ -219,10 +223,10 @@ impl StreamProfiler {
     }
 
     /// Has reports and traces tell later migrations and page faults of a buffer of unified memory apart, by a name. The buffer is not kept alive: what is
-    /// allocated at its place later has its name, until that is named itself.
+    /// allocated at its place later has its name, until that is named itself. Once 4,096 were named, later ones of a name count with the last of it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for other memory, or if 4,096 buffers have names.
+    /// [`ErrorKind::InvalidArgument`] for other memory, or if 4,096 other names are those of buffers, or of what migrated.
     pub fn name_buffer(&self, buffer: &RawBuffer, name: impl Into<String>) -> Result<()> {
         let is_unified = buffer.place().kind == MemoryKind::Unified;
         let Some(address) = buffer.device_address().filter(|_| is_unified) else {

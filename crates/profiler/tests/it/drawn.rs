@@ -12,7 +12,7 @@ use transload_core::{
     TransferMethod, TransferPath, WorkloadType, submit,
 };
 use transload_cuda_sim::harness;
-use transload_profiler::{ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions, Unit};
+use transload_profiler::{ProfilerOptions, StreamProfiler, TraceFormat, TraceOptions, TransferLog, Unit};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
@@ -258,4 +258,27 @@ fn list_that_is_copied_pair_by_pair_is_one_slice_of_its_path() {
     let [of_path] = &report.paths[..] else { panic!("{report}") };
     assert_eq!((of_path.sampled, of_path.sampled_bytes), (1, (PAIRS * BYTES) as u64), "{report}");
     assert_eq!(of_path.timed, 0, "not a transfer in one piece");
+}
+
+/// Another observer wants no times of it, so its submission is not told here; its operation is timed by the stream's own sampling.
+#[test]
+fn operation_of_a_transfer_that_another_observer_follows_has_its_own_submission() {
+    let (test, backend, profiler) = setup();
+    let device = DeviceId::Cuda(test.ordinal());
+    let log = Arc::new(TransferLog::with_capacity(8));
+    let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&log) as _).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let allocate = |kind| manager.allocate_for(device, kind, 4096).unwrap();
+    let (from, to) = (allocate(MemoryKind::Pinned), allocate(MemoryKind::Device));
+    let written = Written::default();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    manager.copy(&from, &to).wait().unwrap();
+    let trace = read(&profiler, &written);
+    assert_eq!(log.totals().completed, 1);
+    let drawn = trace.drawn();
+    let on_stream = drawn.iter().filter(|slice| slice.row.starts_with("stream ")).count();
+    let by_thread =
+        drawn.iter().filter(|slice| slice.name.starts_with("copy") && !slice.row.starts_with("stream "));
+    assert_eq!((on_stream, by_thread.count()), (1, 1), "{drawn:?}");
 }

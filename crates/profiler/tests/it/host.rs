@@ -466,3 +466,16 @@ fn sampling_of_transfers_begins_anywhere_in_each_thread() {
     assert!((1..=40).contains(&taken), "10 of 640 threads are expected to begin with one: {taken}");
     assert_eq!(observer.wants(4 << 20), Wanted::Times);
 }
+
+#[test]
+fn backend_that_is_attached_again_is_one() {
+    let backend: Arc<dyn Backend> = CpuBackend::new().unwrap();
+    let profiler = timing_all();
+    // As for each of its devices.
+    profiler.attach(&backend).unwrap();
+    profiler.attach(&backend).unwrap();
+    profiler.enable().unwrap();
+    profiler.attach(&backend).unwrap();
+    profiler.disable();
+    profiler.enable().unwrap();
+}
