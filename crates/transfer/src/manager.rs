@@ -39,7 +39,8 @@ use crate::{
 /// # Queues
 /// Each transfer leases a queue from the lane's backend, by its priority and workload, and releases it once the work is
 /// enqueued. So the backend balances transfers over its queues, two transfers run concurrently, and an idle manager
-/// holds no lease.
+/// holds no lease, but for the two queues of each direction of lists that went through device memory, which it keeps until
+/// [`drain`](Self::drain).
 ///
 /// # Tasks
 /// Any [`Transfer`] can be awaited. *Submitting* one may block the thread; an awaited [`copy`](Self::copy) does not. See

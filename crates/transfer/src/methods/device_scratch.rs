@@ -203,7 +203,7 @@ fn allocate(of: &Mutex<Buffers>, (backend, lane): (&dyn Backend, DeviceId), coun
     for end in ends {
         let _known_now = end.is_complete();
     }
-    let bytes = bytes.next_power_of_two().clamp(LEAST, MOST);
+    let bytes = length(bytes);
     let (missing, short) = of.lock().plan(count, bytes);
     // Freeing calls the backend.
     drop(short);
@@ -211,6 +211,11 @@ fn allocate(of: &Mutex<Buffers>, (backend, lane): (&dyn Backend, DeviceId), coun
         return;
     }
     let mut allocating = Allocating { of, missing, fresh: Vec::new() };
+    // On a full device an allocation waits for all work, some of which may be the caller's to begin.
+    let is_full = backend.memory_info(lane).is_ok_and(|info| info.free < (missing * bytes) as u64);
+    if is_full && !transload_core::mutant!("transfer/scratch-of-a-full-device") {
+        return;
+    }
     for _ in 0..missing {
         match backend.allocate(lane, MemoryKind::Device, bytes) {
             Ok(memory) => allocating.fresh.push(Scratch { memory, end: None, is_held_up: false }),
@@ -221,6 +226,13 @@ fn allocate(of: &Mutex<Buffers>, (backend, lane): (&dyn Backend, DeviceId), coun
             }
         }
     }
+}
+
+/// Returns the length of the buffers of a list whose longest chunk has so many bytes: each is at least twice as long as a shorter one, so that all that are too
+/// short together are less than as many of the longest.
+fn length(bytes: usize) -> usize {
+    let bytes = bytes.next_power_of_two().max(LEAST);
+    if bytes < LAUNCH || transload_core::mutant!("transfer/scratch-lengths") { bytes.min(MOST) } else { MOST }
 }
 
 /// Buffers that a thread allocates. What it has when dropped, also by a panic of the backend, is put back.
@@ -382,4 +394,21 @@ impl DeviceScratch {
 pub(crate) fn has_kernel(backend: &dyn Backend, lane: DeviceId) -> bool {
     let own = Place::new(lane, MemoryKind::Device);
     backend.in_place_copier(own, own) == Some(lane)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_are_too_short_are_less_than_as_many_of_the_longest() {
+        let mut lengths: Vec<_> = (1..=MOST >> 16).map(|step| length(step << 16)).collect();
+        lengths.dedup();
+        assert!(lengths.is_sorted() && lengths.iter().all(|length| (LEAST..=MOST).contains(length)));
+        let longest = lengths.pop();
+        assert!(longest == Some(MOST) && lengths.iter().sum::<usize>() < MOST, "{lengths:?}");
+        for bytes in [0, 1, LEAST, LAUNCH, MOST] {
+            assert!(length(bytes) >= bytes);
+        }
+    }
 }

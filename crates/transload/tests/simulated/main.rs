@@ -21,6 +21,7 @@ mod load_faults;
 mod lost_peers;
 mod many;
 mod peers;
+mod scratch_memory;
 #[path = "../peers/setup.rs"]
 mod setup;
 mod staged;

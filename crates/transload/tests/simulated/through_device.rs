@@ -17,10 +17,10 @@ use crate::stream_gate::{Gate, limited};
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
 const UNKNOWN: u32 = 999;
-const PIECE: usize = 4096;
-const COUNT: usize = 260;
+pub(crate) const PIECE: usize = 4096;
+pub(crate) const COUNT: usize = 260;
 
-fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
+pub(crate) fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
@@ -29,16 +29,16 @@ fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
 }
 
 /// Pieces between host memory and scattered places of the device, both ways.
-struct Lists {
-    up: Vec<(RawBuffer, RawBuffer)>,
-    down: Vec<(RawBuffer, RawBuffer)>,
+pub(crate) struct Lists {
+    pub(crate) up: Vec<(RawBuffer, RawBuffer)>,
+    pub(crate) down: Vec<(RawBuffer, RawBuffer)>,
     source: RawBuffer,
     target: RawBuffer,
     device: RawBuffer,
 }
 
 impl Lists {
-    fn new(
+    pub(crate) fn new(
         manager: &CrossBackendTransferManager,
         sim: SimDevice,
         kind: MemoryKind,
@@ -62,7 +62,7 @@ impl Lists {
         Ok(Self { up, down, source, target, device })
     }
 
-    fn are_back(&self) -> Result<bool> {
+    pub(crate) fn are_back(&self) -> Result<bool> {
         Ok(*self.target.read()? == *self.source.read()?)
     }
 }
@@ -182,7 +182,7 @@ fn staged_list_is_moved_by_few_calls_of_one_task() {
 fn staged_list_of_several_buffers_arrives_whole() {
     // More than two staging buffers hold, and the end of one within a piece.
     const LENGTH: usize = 9001;
-    const COUNT: usize = 1100;
+    pub(crate) const COUNT: usize = 1100;
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().record_accesses(true).build();
     let manager = manager(sim).unwrap();
@@ -234,7 +234,7 @@ fn without_scratch_memory(kind: MemoryKind) {
 fn failed_launch_in_the_middle_waits_for_the_first_chunks() {
     // Two chunks.
     const LONG: usize = 30 << 10;
-    const COUNT: usize = 2250;
+    pub(crate) const COUNT: usize = 2250;
     transload_cuda_sim::install().unwrap();
     for (is_upload, call) in [(true, "cuLaunchKernel"), (false, "cuMemcpyDtoHAsync_v2")] {
         let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
@@ -293,7 +293,7 @@ fn failed_first_chunk_waits_for_the_kernel_before_it() {
 fn chunk_of_blocks_has_parts_of_two_layers() {
     // Two entries of the kernel's list for each. The first of two chunks ends in the second layer.
     const BYTES: usize = 20_000;
-    const COUNT: usize = 1_700;
+    pub(crate) const COUNT: usize = 1_700;
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
     let manager = manager(sim).unwrap();
@@ -334,7 +334,7 @@ fn chunk_of_blocks_has_parts_of_two_layers() {
 fn long_lists_use_the_scratch_buffers_in_turn() {
     // Two chunks, since a chunk may exceed its share by a piece.
     const LENGTH: usize = 20_000;
-    const COUNT: usize = 6710;
+    pub(crate) const COUNT: usize = 6710;
     transload_cuda_sim::install().unwrap();
     let sim = SimDevice::builder().total_memory(1 << 30).record_accesses(true).build();
     let manager = manager(sim).unwrap();
