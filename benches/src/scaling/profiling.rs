@@ -34,7 +34,9 @@ const BYTES: usize = 4 << 10;
 /// far shorter, and many.
 const COPIES: usize = 256;
 const LISTS_AT_ONCE: usize = 16;
-const RUNS: usize = 400;
+const RUNS: usize = 200;
+/// Of eight threads, which are started for each run.
+const RUNS_OF_THREADS: usize = 60;
 const RUNS_OF_LISTS: usize = 60;
 const PIECES: usize = 1000;
 const THREADS: usize = 8;
@@ -244,12 +246,7 @@ impl Verify for Copied<'_> {
     }
 }
 
-fn overhead(
-    fixture: &Fixture<'_>,
-    name: &str,
-    how: (How, usize),
-    sampled: &[Sampled],
-) -> Result<Vec<Row>> {
+fn overhead(fixture: &Fixture<'_>, name: &str, how: (How, usize), sampled: &[Sampled]) -> Result<Vec<Row>> {
     let (is_list, threads) = (how.0 == How::Many, how.1);
     let unprofiled = Profiled::new(fixture, threads, None, false)?;
     let of = |(name, what, sampling): &Sampled| {
@@ -282,7 +279,11 @@ fn overhead(
         what,
         unit: "ns",
         bytes: (BYTES * if is_list { unprofiled.pairs.len() / threads } else { 1 }) as u64,
-        repetitions: fixture.few_repetitions(if is_list { RUNS_OF_LISTS } else { RUNS }),
+        repetitions: fixture.few_repetitions(match (is_list, threads) {
+            (true, _) => RUNS_OF_LISTS,
+            (_, 1) => RUNS,
+            _ => RUNS_OF_THREADS,
+        }),
     };
     let rows = comparison.rows(fixture, variants)?;
     for profiled in profiled.into_iter().map(|(.., profiled)| profiled).chain([unprofiled]) {
