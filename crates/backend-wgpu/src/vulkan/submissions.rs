@@ -233,7 +233,7 @@ impl Submissions {
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         self.check_usable()?;
         // Another one has a lock of its own, but perhaps the same Vulkan queue.
-        let state = match self.state.try_lock().filter(|_| self.is_of_wgpu) {
+        let state = match self.is_of_wgpu.then(|| self.state.try_lock()).flatten() {
             Some(state) => state,
             None => {
                 self.refuse_callback()?;
