@@ -190,10 +190,14 @@ fn independent_lists_use_a_scratch_buffer_in_turn() {
     let target = setup.filled(MemoryKind::Pinned, &vec![0; COUNT * LENGTH]);
     let device = setup.allocate(MemoryKind::Device, COUNT * LENGTH);
     let pieces: Vec<Piece> = (0..COUNT).map(|at| (at * LENGTH, at * 7 % COUNT * LENGTH, LENGTH)).collect();
+    let before = allocated(&setup);
     for (host, is_upload) in [(&source, true), (&target, false)] {
         // No two have a byte in common, so only the scratch memory orders them: there are fewer buffers than lists.
         let copy = |part| setup.manager.copy_many(pairs_of(part, host, &device, is_upload)).submit();
         let transfers: Vec<_> = pieces.chunks(COUNT / 8).map(copy).collect();
+        // Three buffers of 2 MiB in each direction.
+        let kept = allocated(&setup) - before;
+        assert!((1..=2 * 3 * (2 << 20)).contains(&kept), "{kept} bytes of scratch memory");
         for transfer in transfers {
             assert!(went_through_device(&transfer.wait().unwrap()));
         }
