@@ -116,24 +116,19 @@ fn pinned(fixture: &Fixture<'_>) -> Result<Option<Row>> {
 /// Copies of pageable memory by the driver, which are to be staged. What staging saves is by the host's clock: between its chunks the link may be idle.
 fn method(fixture: &Fixture<'_>) -> Result<Option<Row>> {
     let bytes = fixture.bytes(LONG);
-    let calibrated = calibrated(fixture)?;
+    let (calibrated, staged) = (calibrated(fixture)?, TransferMethod::HostStaged);
     let mut found = Vec::new();
     for _ in 0..fixture.few_repetitions(RUNS) {
         let before = Profiled::new(fixture, Some(&calibrated))?;
         before.copy(&before.pinned_or_not(MemoryKind::Pageable, bytes)?, COPIES)?;
-        let report = before.finish()?;
-        let method = report.advice.iter().find_map(|advice| match advice.kind {
-            AdviceKind::UseMethod(method) => Some(method),
-            _ => None,
-        });
-        let uses = |kind| matches!(kind, AdviceKind::UseMethod(_));
-        let (Some(method), Some((saving, took))) = (method, promised(&report, uses)) else { return Ok(None) };
+        let stages = |kind| kind == AdviceKind::UseMethod(staged);
+        let Some((saving, took)) = promised(&before.finish()?, stages) else { return Ok(None) };
         let after = Profiled::new(fixture, None)?;
         let [src, dst] = after.pinned_or_not(MemoryKind::Pageable, bytes)?;
         // Its threads and its pinned memory are there from then on.
-        after.copy_by(method, [&src, &dst], 1)?;
+        after.copy_by(staged, [&src, &dst], 1)?;
         let begun = Instant::now();
-        after.copy_by(method, [&src, &dst], COPIES)?;
+        after.copy_by(staged, [&src, &dst], COPIES)?;
         found.push((took - begun.elapsed().as_nanos() as f64) / saving);
         drop((src, dst));
         after.finish()?;

@@ -50,10 +50,10 @@ const CLOCKS: f64 = 2.0;
 /// Goal: slices of a trace that are written a second.
 const SLICES: f64 = 1e6;
 
-/// Whether the profiler is enabled in a variant, and what it samples.
+/// Name and description of a variant, and what its profiler samples if that is enabled.
 type Sampled = (&'static str, &'static str, Option<OperationSampling>);
-/// The variants of a comparison take turns while all its profilers are enabled. What is timed every time keeps a thread of its own at the driver, so it is
-/// compared by itself.
+/// The variants of a comparison take turns while all its profilers are enabled: what a profiler's thread takes of the driver now and then slows all of them
+/// alike, and is in no row. Where every operation is timed it is at the driver all the time, so that is compared by itself.
 const COMPARED: [&[Sampled]; 2] = [
     &[
         ("disabled", "attached, and disabled again", None),

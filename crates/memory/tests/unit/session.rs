@@ -17,3 +17,9 @@ fn foreign_buffer_is_not_freed_and_ours_is_freed_once() {
     completed(ptr::null_mut(), 0, ours, size, 0);
     assert!(!is_ours(ours), "it was freed");
 }
+
+#[test]
+fn records_that_were_not_understood_are_lost_to_who_wants_their_kind() {
+    let migrations = Listener::Migrations(Arc::new(Mutex::new(Regions::of(0))));
+    assert_eq!(migrations.of_its_kinds([1, 5]), 1, "a kernel that still runs moves nothing");
+}

@@ -283,7 +283,10 @@ fn leases_outlive_the_pool_with_work_in_flight() {
     drop(pool);
     let operation = transload_core::Operation::Fill { dst: &high, pattern: Pattern::U8(6) };
     let other = transload_core::submit(&*queue, &operation, transload_core::Timing::Off).unwrap();
-    drop(queue);
+    // Of all that was submitted to the stream.
+    let current = queue.current_fence().unwrap();
+    assert!(current.point() >= other.point() && std::sync::Arc::ptr_eq(current.timeline(), other.timeline()));
+    drop((queue, current));
     other.wait().unwrap();
     gate.open();
     fill.wait().unwrap();
