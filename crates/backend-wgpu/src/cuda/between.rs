@@ -153,13 +153,14 @@ impl Between {
         let is_shared =
             |(src, dst): &(RawBuffer, RawBuffer)| device.shared.find(if is_up { src } else { dst }).is_some();
         let is_elsewhere = copier.is_some() || !measured.is_empty();
-        if (is_elsewhere || pairs.iter().any(is_shared)) && !mutant!("wgpu/between-comes-after") {
+        let comes_after = !mutant!("wgpu/between-comes-after");
+        if comes_after && (is_elsewhere || pairs.iter().any(is_shared)) {
             // Neither the copier's queue nor CUDA comes after what the line's queue does with the buffers before. Nor is a wait for that
             // a part of what is measured.
             line.queue.block_until(line.queue.enqueued());
         }
         let is_frameworks = line.index == device.wgpu.index && device.queue.vulkan.is_shared;
-        if is_elsewhere && is_frameworks {
+        if comes_after && is_elsewhere && is_frameworks {
             // Nor after what a framework has submitted, of which the line knows nothing. A refusal is none of the copy.
             // SAFETY: there are no commands.
             let point = unsafe { line.queue.submit(&[], &[]) };

@@ -26,7 +26,7 @@ impl Framework {
         Setup { backend, host: CpuBackend::new().unwrap(), device }
     }
 
-    fn buffer(&self, bytes: usize) -> wgpu::Buffer {
+    pub(crate) fn buffer(&self, bytes: usize) -> wgpu::Buffer {
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: bytes as u64,
@@ -38,7 +38,7 @@ impl Framework {
 
 impl Setup {
     /// Adopts a buffer of the framework.
-    fn adopt(&self, buffer: &wgpu::Buffer) -> RawBuffer {
+    pub(crate) fn adopt(&self, buffer: &wgpu::Buffer) -> RawBuffer {
         // SAFETY: it is of the device, and not destroyed.
         unsafe { self.backend.adopt_buffer(self.device, buffer) }.unwrap()
     }
@@ -49,7 +49,7 @@ impl Setup {
         self.backend.lease_reserved_queue(self.device, normal, memory).unwrap()
     }
 
-    fn numbers(&self, bytes: usize) -> RawBuffer {
+    pub(crate) fn numbers(&self, bytes: usize) -> RawBuffer {
         let pinned = self.filled(MemoryKind::Pinned, bytes, 0);
         let write = |to: &mut [u8]| {
             to.chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));
@@ -60,7 +60,7 @@ impl Setup {
 }
 
 /// Checks that each number is that many times its place.
-fn assert_times(found: &RawBuffer, times: u32) {
+pub(crate) fn assert_times(found: &RawBuffer, times: u32) {
     assert_numbers(&found.read().unwrap(), times);
 }
 

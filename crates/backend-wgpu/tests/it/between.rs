@@ -17,8 +17,11 @@ use transload_transfer::TransferOptions;
 
 use crate::{
     MIB,
-    cuda::{Shared, shared},
+    adopted::assert_times,
+    cuda::{Shared, shared, shared_on},
+    framework::frameworks,
     setup,
+    shaders::{doubling, pipeline},
 };
 
 /// An address that no memory has.
@@ -236,6 +239,39 @@ fn copies_come_after_and_before_work_of_both() {
         assert!(*host.read().unwrap() == *expected);
     }
     drop((theirs, ours, host, between, alias, long_src, long_dst, queue));
+    shared.finish();
+}
+
+/// Also those that are not by the framework's queue, which tells nothing of what it submits. On llvmpipe all are.
+#[test]
+fn copies_come_after_what_a_framework_submitted() {
+    let Some(framework) = frameworks().into_iter().next() else { return };
+    let Some(shared) = shared_on(framework.adopted()) else { return };
+    let pipeline = pipeline(&framework.device);
+    let submit = |before: &wgpu::Buffer, buffer: &wgpu::Buffer| {
+        let doubled = [[before; 8].as_slice(), &[buffer]].concat();
+        framework.queue.submit(doubled.into_iter().map(|of| doubling(&framework.device, &pipeline, of)));
+    };
+    let (long, buffer) = (framework.buffer(32 * MIB), framework.buffer(4 * MIB));
+    let ours = shared.setup.adopt(&buffer);
+    let theirs = shared.memory.allocate(MemoryKind::Device, ours.len()).unwrap();
+    let (numbers, found) = (shared.setup.numbers(ours.len()), shared.pinned(ours.len()));
+    let copy = |src: &RawBuffer, dst: &RawBuffer| shared.manager.copy(src, dst).wait().unwrap();
+    for _ in 0..3 {
+        copy(&numbers, &ours);
+        submit(&long, &buffer);
+        let report = copy(&ours, &theirs);
+        assert_eq!((report.method, report.lane), (TransferMethod::DirectCopy, shared.setup.device));
+        shared.copy(&theirs, &found);
+        assert_times(&found, 2);
+        // It does not see what comes after.
+        copy(&numbers, &theirs);
+        submit(&long, &buffer);
+        copy(&theirs, &ours);
+        copy(&ours, &found);
+        assert_times(&found, 1);
+    }
+    drop((theirs, ours, numbers, found));
     shared.finish();
 }
 

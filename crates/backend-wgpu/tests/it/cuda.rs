@@ -40,7 +40,7 @@ pub(crate) fn shared() -> Option<Shared> {
     shared_on(setup()?)
 }
 
-fn shared_on(mut setup: Setup) -> Option<Shared> {
+pub(crate) fn shared_on(mut setup: Setup) -> Option<Shared> {
     let devices = setup.backend.devices();
     let uuid = devices.last().and_then(|info| info.uuid);
     // SAFETY: mappings stay.

@@ -2,8 +2,10 @@
 //! unpooled memory), ends of registrations, and uploads that a dropped unified buffer could not enqueue.
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, ThreadId},
@@ -72,6 +74,12 @@ pub(crate) struct FreeThread {
     shared: Arc<Shared>,
 }
 
+impl fmt::Debug for FreeThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeThread").finish_non_exhaustive()
+    }
+}
+
 impl FreeThread {
     pub(crate) fn start() -> Result<Arc<Self>> {
         let shared = Arc::new(Shared::default());
@@ -80,6 +88,19 @@ impl FreeThread {
             |error| Error::caused_by(ErrorKind::Io, "starting the thread that frees memory", error),
         )?;
         Ok(Arc::new(Self { shared }))
+    }
+
+    /// Returns the thread that frees pages of a device, which lives as long as somebody holds it. Each device has its own, since one
+    /// may wait for work that never ends.
+    pub(crate) fn of_pages(ordinal: u32) -> Result<Arc<Self>> {
+        static THREADS: Mutex<BTreeMap<u32, Weak<FreeThread>>> = Mutex::new(BTreeMap::new());
+        let mut threads = THREADS.lock();
+        if let Some(thread) = threads.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(thread);
+        }
+        let thread = Self::start()?;
+        threads.insert(ordinal, Arc::downgrade(&thread));
+        Ok(thread)
     }
 
     /// Queues memory to be freed. Does not wait.

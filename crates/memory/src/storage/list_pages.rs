@@ -151,19 +151,6 @@ impl ListPages {
     }
 }
 
-impl Drop for ListPages {
-    fn drop(&mut self) {
-        let kept = std::mem::take(self.kept.get_mut());
-        if kept.is_empty() {
-            return;
-        }
-        // One thread for all. Without it, each page is dropped by itself.
-        if let Ok(thread) = FreeThread::start() {
-            kept.into_iter().for_each(|page| page.memory.free_on(&thread));
-        }
-    }
-}
-
 impl ListPage {
     /// Returns how many entries of the stream's next list fit.
     fn room(&self, stream: TimelineId) -> usize {

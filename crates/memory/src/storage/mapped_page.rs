@@ -2,7 +2,7 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, Result, events::report};
+use transload_core::Result;
 use transload_cuda_sys::{Context, DriverError, ffi};
 
 use super::free_thread::{Address, FreeThread};
@@ -19,6 +19,8 @@ use crate::{
 pub(crate) struct MappedPage {
     host: NonNull<u8>,
     device: u64,
+    /// That of all pages of the device, so that no drop has to start one.
+    thread: Arc<FreeThread>,
     /// Taken at the drop.
     owned: Option<(Context, CountGuard)>,
 }
@@ -32,10 +34,11 @@ impl MappedPage {
     /// Allocates `bytes` bytes in a context. They count against `limit` until they are freed.
     ///
     /// # Errors
-    /// `OutOfMemory` if the limit would be exceeded; the driver's.
+    /// `OutOfMemory` if the limit would be exceeded; `Io` if no thread can be started that will free it; the driver's.
     pub(crate) fn new(context: &Context, bytes: usize, limit: &Arc<PinnedLimit>) -> Result<Self> {
         /// `CU_MEMHOSTALLOC_DEVICEMAP`.
         const DEVICE_MAP: u32 = 2;
+        let thread = FreeThread::of_pages(context.device().ordinal())?;
         let counts = AllocationCounts::new(context.device().ordinal(), limit);
         let counted = counts.add_pinned(bytes, Pinned::Allocated)?;
         let mut pointer = std::ptr::null_mut();
@@ -48,7 +51,7 @@ impl MappedPage {
             name: "success without an address".to_owned(),
         };
         let host = NonNull::new(pointer.cast::<u8>()).ok_or_else(no_address).map_err(lift)?;
-        let mut page = Self { host, device: 0, owned: Some((context.clone(), counted)) };
+        let mut page = Self { host, device: 0, thread, owned: Some((context.clone(), counted)) };
         // SAFETY: the allocation has so many bytes, and nothing else uses them yet.
         unsafe { host.write_bytes(0, bytes) };
         // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
@@ -82,16 +85,9 @@ impl MappedPage {
 }
 
 impl Drop for MappedPage {
-    /// Has the memory freed on another thread, since freeing waits for the device. Without a thread it stays until the context ends.
+    /// Has the memory freed on another thread, since freeing waits for the device.
     fn drop(&mut self) {
-        let Some((context, _)) = &self.owned else { return };
-        match FreeThread::start() {
-            Ok(thread) => self.queue_free(&thread),
-            Err(error) => {
-                let device = DeviceId::Cuda(context.device().ordinal());
-                report::call_failed("a page of pinned memory stays allocated", device, &error);
-                std::mem::forget(self.owned.take());
-            }
-        }
+        let thread = Arc::clone(&self.thread);
+        self.queue_free(&thread);
     }
 }
