@@ -1,8 +1,9 @@
 //! A runtime with a CUDA device and the wgpu device of the same GPU, which the software driver and llvmpipe play.
 
 use transload::{
-    Array, DeviceId, MemoryKind, Place, Runtime, TransferMethod, TransferOptions, cuda::CudaBackendConfig,
-    wgpu::WgpuBackendConfig,
+    Array, DeviceId, MemoryKind, Place, Runtime, RuntimeBuilder, TransferMethod, TransferOptions,
+    cuda::{CudaBackend, CudaBackendConfig},
+    wgpu::{WgpuBackend, WgpuBackendConfig},
 };
 use transload_cuda_sim::{SimDevice, harness};
 
@@ -13,6 +14,12 @@ const MIB: usize = 1 << 20;
 
 /// Returns a runtime with both, and the memory of the CUDA device and of the other.
 fn both() -> Option<(Runtime, [Place; 2])> {
+    with_both(|builder, cuda, wgpu| builder.cuda(cuda).wgpu(wgpu))
+}
+
+fn with_both(
+    add: impl FnOnce(RuntimeBuilder, CudaBackendConfig, WgpuBackendConfig) -> RuntimeBuilder,
+) -> Option<(Runtime, [Place; 2])> {
     let software = WgpuBackendConfig::default().with_software_adapters();
     let software = software.with_apis(transload::wgpu::wgpu::Backends::VULKAN);
     let looked = Runtime::builder().without("cuda").wgpu(software.clone()).discover().unwrap();
@@ -25,7 +32,7 @@ fn both() -> Option<(Runtime, [Place; 2])> {
     // SAFETY: mappings stay.
     let sim = unsafe { SimDevice::builder().uuid(Some(uuid)).external_memory(exported::open) }.build();
     let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
-    let rt = crate::uncalibrated::builder().cuda(config).wgpu(software).discover().unwrap();
+    let rt = add(crate::uncalibrated::builder(), config, software).discover().unwrap();
     let wgpu =
         rt.devices().iter().find(|info| info.id.family() == "wgpu" && info.uuid == Some(uuid)).unwrap().id;
     Some((rt, [DeviceId::Cuda(sim.ordinal()), wgpu].map(|id| Place::new(id, MemoryKind::Device))))
@@ -33,7 +40,25 @@ fn both() -> Option<(Runtime, [Place; 2])> {
 
 #[test]
 fn runtime_copies_between_both_without_the_host() {
-    let Some((rt, [theirs, ours])) = both() else { return };
+    both().into_iter().for_each(copies_stay_on_the_gpu);
+}
+
+/// The program has opened one or both, and gives them in either order.
+#[test]
+fn runtime_connects_backends_that_it_is_given() {
+    for are_both_given in [false, true] {
+        let given = with_both(|builder, cuda, wgpu| {
+            let builder = builder.backend(WgpuBackend::open(&wgpu).unwrap());
+            match are_both_given {
+                true => builder.backend(CudaBackend::open(&cuda).unwrap()),
+                false => builder.cuda(cuda),
+            }
+        });
+        given.into_iter().for_each(copies_stay_on_the_gpu);
+    }
+}
+
+fn copies_stay_on_the_gpu((rt, [theirs, ours]): (Runtime, [Place; 2])) {
     let wgpu = ours.device;
     for (src, dst) in [(theirs, ours), (ours, theirs)] {
         let plan = rt.manager().plan(src, dst, 5 << 20, &TransferOptions::new()).unwrap();
