@@ -7,7 +7,7 @@ use transload_transfer::{Calibration, CrossBackendTransferManager, PathCalibrati
 
 use super::{
     buffers,
-    cell::{self, Cell, Time},
+    cell::{self, Cell, Time, confirmed, worst_at_first},
     loaded::costs,
 };
 use crate::{beside::load::Load, comparison::Fixture, content::Content, memory::Memory, row::Row};
@@ -31,14 +31,19 @@ pub(super) fn rows(
         let ends = [path.path.src, path.path.dst];
         path.methods.len() > 1 && ends.contains(&there) && ends.iter().any(is_host)
     };
-    let mut cells = Vec::new();
+    let (mut cells, mut first) = (Vec::new(), 1.0);
     for path in found.paths.iter().filter(is_measured) {
-        for bytes in SIZES.map(|bytes| fixture.bytes(bytes)) {
+        let measure = |bytes: usize| {
             let content = content.get(..bytes).context("the content is as long as the largest")?;
-            cells.push(cell(fixture, load, managers, path, content)?);
-        }
+            cell(fixture, load, managers, path, content)
+        };
+        let of_path = SIZES.into_iter().map(|bytes| measure(fixture.bytes(bytes))).collect::<Result<_>>()?;
+        cells.extend(confirmed(of_path, &mut first, Cell::regret, |cell| measure(cell.list.1))?);
     }
-    cell::rows(fixture, ("busy", &format!("beside {}", load.name()), load.is_gemm()), cells.iter())
+    let mut rows =
+        cell::rows(fixture, ("busy", &format!("beside {}", load.name()), load.is_gemm()), cells.iter())?;
+    rows.push(worst_at_first(fixture, "busy", first));
+    Ok(rows)
 }
 
 fn cell(

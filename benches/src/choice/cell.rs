@@ -71,7 +71,7 @@ impl<W: fmt::Display> Cell<W> {
     }
 
     /// Returns the cost of a choice over the best.
-    fn regret(&self, choice: usize) -> f64 {
+    pub(super) fn regret(&self, choice: usize) -> f64 {
         self.chosen.get(choice).map_or(f64::INFINITY, |time| time.median / self.best().median)
     }
 
@@ -114,6 +114,30 @@ pub(super) fn rows<'a, W: fmt::Display + 'a>(
         );
     }
     Ok(rows)
+}
+
+/// Measures a second time the cells of which the choice seems to be wrong, after all others of the path: only a miss that is found twice is
+/// one. `first` becomes the worst of all as first measured.
+pub(super) fn confirmed<C>(
+    mut cells: Vec<C>,
+    first: &mut f64,
+    regret: impl Fn(&C, usize) -> f64,
+    mut again: impl FnMut(&C) -> Result<C>,
+) -> Result<Vec<C>> {
+    for cell in &mut cells {
+        let found = regret(cell, 1);
+        *first = first.max(found);
+        if found > WORST {
+            *cell = again(cell)?;
+        }
+    }
+    Ok(cells)
+}
+
+/// Returns the row of the worst choice as first measured.
+pub(super) fn worst_at_first(fixture: &Fixture<'_>, part: &str, regret: f64) -> Row {
+    let id = format!("{part}/worst-at-first");
+    fixture.row(&id, "before wrong choices were measured again", "calibrated", "x", Summary::single(regret))
 }
 
 /// Returns whether lists of so many pieces are measured by a way: many pieces one by one take for ever.
@@ -162,6 +186,17 @@ mod tests {
         let wrong = cell(&[(10.0, 0.1), (10.5, 0.1), (40.0, 1.0)], (40.0, 1.0));
         assert!(wrong.counts());
         assert_eq!(wrong.regret(1), 4.0);
+    }
+
+    #[test]
+    fn only_what_is_wrong_twice_counts() {
+        let (right, wrong) = (cell(&[(10.0, 0.1)], (10.0, 0.1)), || cell(&[(10.0, 0.1)], (30.0, 0.1)));
+        let mut answers = vec![wrong(), cell(&[(10.0, 0.1)], (11.5, 0.1))];
+        let again = |_: &Cell| Ok(answers.pop().unwrap());
+        let mut first = 1.0;
+        let cells = confirmed(vec![right, wrong(), wrong()], &mut first, Cell::regret, again).unwrap();
+        assert_eq!(cells.iter().map(|cell| cell.regret(1)).collect::<Vec<_>>(), [1.0, 1.15, 3.0]);
+        assert_eq!(first, 3.0);
     }
 
     #[test]

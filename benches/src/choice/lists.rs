@@ -9,7 +9,7 @@ use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
 use super::{
     buffers,
-    cell::{self, Cell, Time, geometric, has_way, told},
+    cell::{self, Cell, Time, confirmed, geometric, has_way, told, worst_at_first},
     finished, manager, unfinished,
 };
 use crate::{
@@ -50,9 +50,9 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     paths.dedup();
     // To copies it is the same as pinned memory.
     paths.retain(|path| [path.src, path.dst].iter().all(|place| place.kind != MemoryKind::Mapped));
-    let (mut cells, mut long) = (Vec::new(), Vec::new());
+    let (mut cells, mut long, mut first) = (Vec::new(), Vec::new(), 1.0);
     for path in &paths {
-        cells.extend(path_cells(fixture, (&built_in, &calibrated), *path)?);
+        cells.extend(path_cells(fixture, (&built_in, &calibrated), *path, &mut first)?);
     }
     for path in paths {
         long.extend(long_cells(fixture, (&built_in, &calibrated), path)?);
@@ -64,6 +64,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ensure!(!cells.is_empty(), "the calibration measured no lists: {:?}", found.unfinished);
     let mut rows =
         cell::rows(fixture, ("lists", "an idle device", true), cells.iter().map(|(cell, _)| cell))?;
+    rows.push(worst_at_first(fixture, "lists", first));
     rows.extend(cell::rows(fixture, ("long-lists", "an idle device", true), long.iter())?);
     rows.push(unfinished(fixture, "lists/unfinished", &found));
     // How far predictions are from the times, either way.
@@ -86,17 +87,17 @@ fn path_cells(
     fixture: &Fixture<'_>,
     (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
     path: TransferPath,
+    first: &mut f64,
 ) -> Result<Vec<(Cell, f64)>> {
     let largest = fixture.bytes(LARGEST);
     let ends = Ends::new(manager, path, largest)?;
+    let effort = Effort { warm_up: true, fewest: fixture.repetitions(REPETITIONS), most: Duration::MAX };
     let mut cells = Vec::new();
     for length in LENGTHS {
         let counts = || COUNTS.into_iter().filter(|count| count * length <= largest);
         let compared = counts().rfind(|count| count * length <= COMPARED);
         for count in counts() {
             let is_compared = Some(count) == compared;
-            let effort =
-                Effort { warm_up: true, fewest: fixture.repetitions(REPETITIONS), most: Duration::MAX };
             cells.push(cell((built_in, manager), &ends, (count, length), (effort, is_compared))?);
             if Some(count) == counts().next_back() {
                 let pairs = ends.pairs((count, length))?;
@@ -107,7 +108,8 @@ fn path_cells(
             }
         }
     }
-    Ok(cells)
+    let again = |(one, _): &(Cell, f64)| cell((built_in, manager), &ends, one.list, (effort, false));
+    confirmed(cells, first, |(cell, _), choice| cell.regret(choice), again)
 }
 
 /// Cells of lists so long that a way takes up to a second: each way is measured at least twice, and the chosen one is compared.
@@ -190,6 +192,7 @@ impl Ends {
 }
 
 /// How each way of a list is measured.
+#[derive(Clone, Copy)]
 struct Effort {
     warm_up: bool,
     fewest: usize,

@@ -12,7 +12,7 @@ use transload_transfer::{CalibrationOptions, CrossBackendTransferManager};
 
 use super::{
     busy,
-    cell::{self, Cell, Time, has_way, told},
+    cell::{self, Cell, Time, confirmed, has_way, told, worst_at_first},
     finished,
     lists::{COMPARED, Ends},
     manager, unfinished,
@@ -46,15 +46,16 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let load = Load::new(fixture)?;
     let device = DeviceId::Cuda(fixture.device.ordinal());
     let there = Place::new(device, MemoryKind::Device);
-    let mut cells = Vec::new();
+    let (mut cells, mut first) = (Vec::new(), 1.0);
     for kind in [MemoryKind::Pinned, MemoryKind::Pageable] {
         let host = Place::new(DeviceId::Cpu, kind);
         for path in [TransferPath::new(host, there), TransferPath::new(there, host)] {
             let largest = fixture.bytes(LARGEST);
             let ends = Ends::new(&calibrated, path, largest)?;
-            for list in SHAPES.into_iter().filter(|(count, bytes)| count * bytes <= largest) {
-                cells.push(cell(fixture, &load, (&built_in, &calibrated), &ends, list)?);
-            }
+            let measure = |list| cell(fixture, &load, (&built_in, &calibrated), &ends, list);
+            let shapes = SHAPES.into_iter().filter(|(count, bytes)| count * bytes <= largest);
+            let of_path = shapes.map(measure).collect::<Result<_>>()?;
+            cells.extend(confirmed(of_path, &mut first, Cell::regret, |cell| measure(cell.list))?);
         }
     }
     let mut rows = busy::rows(fixture, &load, (&built_in, &calibrated), &found)?;
@@ -65,6 +66,7 @@ pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     }
     ensure!(!cells.is_empty(), "no lists: {:?}", found.unfinished);
     rows.extend(cell::rows(fixture, ("loaded", &beside, is_gemm), cells.iter())?);
+    rows.push(worst_at_first(fixture, "loaded", first));
     rows.push(unfinished(fixture, "loaded/unfinished", &found));
     Ok(rows)
 }
@@ -78,32 +80,36 @@ fn cell(
 ) -> Result<Cell> {
     let path = TransferPath::new(ends.src.place(), ends.dst.place());
     let pairs = ends.pairs(list)?;
-    let plan = calibrated.plan_many(path.src, path.dst, (list.0 as u64, list.1 as u64), false)?;
-    // Without a way, as it is chosen.
-    let ways: Vec<_> = ListWay::ALL.into_iter().filter(|way| has_way(list.0, *way)).collect();
-    let mut variants: Vec<_> = ways.iter().map(|way| (calibrated, Some(*way))).collect();
-    variants.extend([(built_in, None), (calibrated, None)]);
-    // Returns whether the path has the way.
-    let copy = |manager: &CrossBackendTransferManager, way: Option<ListWay>| {
-        let copy = manager.copy_many(&pairs);
+    let shape = (list.0 as u64, list.1 as u64);
+    let plan = |manager: &CrossBackendTransferManager| manager.plan_many(path.src, path.dst, shape, false);
+    let plans = [plan(built_in)?, plan(calibrated)?];
+    let chosen = plans.each_ref().map(|plan| plan.way.unwrap_or(ListWay::OneByOne));
+    let ways = ListWay::ALL.into_iter().filter(|way| has_way(list.0, *way) || chosen.contains(way));
+    let ways: Vec<ListWay> = ways.collect();
+    // Returns whether the path has the way. Without a way, as it is chosen.
+    let copy = |way: Option<ListWay>| {
+        let copy = calibrated.copy_many(&pairs);
         match if let Some(way) = way { copy.way(way) } else { copy }.wait() {
             Err(failed) if failed.error.kind() == ErrorKind::Unsupported => Ok(false),
             copied => Ok(copied.map(|_report| true)?),
         }
     };
-    let costs = costs(fixture, load, REPETITIONS, &variants, |(manager, way)| copy(manager, *way))?;
-    for ((manager, way), costs) in variants.iter().zip(&costs) {
-        let is_short = list.0 * list.1 <= COMPARED || way.is_none();
-        if is_short && costs.first().is_some_and(|cost| cost.is_finite()) {
-            let what = format!("{path}, {list:?} by {way:?}, not exclusive");
-            ends.check(list, &what, || copy(manager, *way).map(drop))?;
-        }
+    let costs = costs(fixture, load, REPETITIONS, &ways, |way| copy(Some(*way)))?;
+    let has_path = |costs: &Vec<f64>| costs.first().is_some_and(|cost| cost.is_finite());
+    let is_short = list.0 * list.1 <= COMPARED;
+    let compared = ways.iter().zip(&costs).filter(|(_, costs)| is_short && has_path(costs));
+    for way in compared.map(|(way, _)| Some(*way)).chain([None]) {
+        let what = format!("{path}, {list:?} by {way:?}, not exclusive");
+        ends.check(list, &what, || copy(way).map(drop))?;
     }
-    let mut costs = costs.iter().map(|costs| Time::of(costs));
-    let ways = ways.into_iter().zip(costs.by_ref()).collect();
-    let mut next = || costs.next().context("a variant");
-    let chosen = [next()?, next()?];
-    Ok(Cell { path, list, ways, chosen, plan: told(&plan) })
+    let ways: Vec<_> = ways.into_iter().zip(costs.iter().map(|costs| Time::of(costs))).collect();
+    let time = |way: ListWay| {
+        let found = ways.iter().find(|(of, _)| *of == way);
+        found.map(|(_, time)| *time).context("the chosen way is measured")
+    };
+    let [_, plan] = &plans;
+    let chosen = [time(chosen[0])?, time(chosen[1])?];
+    Ok(Cell { path, list, ways, chosen, plan: told(plan) })
 }
 
 /// Returns what a copy by each variant costs, several times: its seconds, and how much longer the load takes for it. `copy` returns whether it

@@ -101,11 +101,11 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     ];
     let mut content = Content::new(largest, 0xC401CE);
     let start = content.draw();
-    let mut cells = Vec::new();
+    let (mut cells, mut first) = (Vec::new(), 1.0);
     for path in found.paths.iter().filter(|path| path.methods.len() > 1) {
         rows.extend(crossings(fixture, path));
         let expected = content.part(start, largest);
-        cells.extend(path_cells(fixture, (&built_in, &calibrated), path, expected)?);
+        cells.extend(path_cells(fixture, (&built_in, &calibrated), (path, expected), &mut first)?);
     }
     for manager in [built_in, calibrated] {
         finished(&manager)?;
@@ -130,6 +130,7 @@ fn regret(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
             .with_goal(Some(Goal::AtMost(MEAN))),
     );
     rows.push(worst(fixture, "regret/worst", &counted).with_goal(Some(Goal::AtMost(WORST))));
+    rows.push(cell::worst_at_first(fixture, "regret", first));
     Ok(rows)
 }
 
@@ -204,8 +205,8 @@ fn buffers(
 fn path_cells(
     fixture: &Fixture<'_>,
     (built_in, manager): (&CrossBackendTransferManager, &CrossBackendTransferManager),
-    calibrated: &PathCalibration,
-    content: &[u8],
+    (calibrated, content): (&PathCalibration, &[u8]),
+    first: &mut f64,
 ) -> Result<Vec<Cell>> {
     let (path, largest) = (calibrated.path, content.len());
     let (src, dst) = buffers(manager, path, largest)?;
@@ -216,10 +217,7 @@ fn path_cells(
     let choice = |manager: &CrossBackendTransferManager, bytes: usize| -> Result<TransferMethod> {
         Ok(manager.plan(path.src, path.dst, bytes as u64, &TransferOptions::new())?.method)
     };
-    let sizes =
-        std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).flat_map(|size| [size, size / 2 * 3]);
-    let mut cells = Vec::new();
-    for bytes in sizes.take_while(|bytes| *bytes <= largest) {
+    let measure = |bytes: usize| -> Result<Cell> {
         let (src, dst) = (src.slice(..bytes)?, dst.slice(..bytes)?);
         let copy = |method| -> Result<f64> {
             let begun = Instant::now();
@@ -255,9 +253,12 @@ fn path_cells(
         let mut times: Vec<_> =
             methods.iter().zip(&times).map(|(method, times)| (*method, Summary::of(times).p50)).collect();
         times.sort_by(|a, b| a.1.total_cmp(&b.1));
-        cells.push(Cell { path, bytes, times, chosen });
-    }
-    Ok(cells)
+        Ok(Cell { path, bytes, times, chosen })
+    };
+    let sizes =
+        std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).flat_map(|size| [size, size / 2 * 3]);
+    let cells = sizes.take_while(|bytes| *bytes <= largest).map(measure).collect::<Result<_>>()?;
+    cell::confirmed(cells, first, Cell::regret, |cell| measure(cell.bytes))
 }
 
 #[cfg(test)]

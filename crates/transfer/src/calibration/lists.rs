@@ -1,9 +1,11 @@
 //! Measured times of lists of copies.
 
+use std::{collections::BTreeSet, time::Duration};
+
 use transload_core::{Error, ErrorKind, ListCost, ListModel, ListTime, ListWay, Result, TransferPath};
 
 use super::{
-    MeasuredTime,
+    MeasuredTime, PathCalibration,
     result::{LARGEST, is_time},
 };
 
@@ -49,11 +51,55 @@ impl ListCalibration {
     /// Returns the cost: linear between the measured lists. `None` if they are too few.
     #[must_use]
     pub fn cost(&self) -> Option<ListCost> {
+        self.cost_through(&self.known())
+    }
+
+    /// Returns the cost with the steps and bends that the path's single copies have between two measured lengths, which are measured at more
+    /// sizes: copies one by one have them, too.
+    pub(super) fn cost_beside(&self, singles: Option<&PathCalibration>) -> Option<ListCost> {
+        let known = self.known();
+        let (true, Some(singles)) = (self.way == ListWay::OneByOne && self.exclusive, singles) else {
+            return self.cost_through(&known);
+        };
+        let best = singles.best();
+        let sizes: BTreeSet<_> =
+            singles.methods.iter().flat_map(|curve| &curve.times).map(|it| it.bytes).collect();
+        let of_length: Vec<&[ListTime]> = known.chunk_by(|a, b| a.bytes == b.bytes).collect();
+        let mut all = known.clone();
+        for (short, long) in of_length.iter().zip(of_length.iter().skip(1)) {
+            let (Some(low), Some(high)) = (short.first(), long.first()) else { continue };
+            // A list over as many single copies.
+            let ratio = |list: &ListTime| Some(list.time.as_secs_f64() / best(list.bytes)?);
+            let ends = short.iter().filter_map(|list| {
+                let other = long.iter().find(|other| other.pieces == list.pieces)?;
+                Some((list.pieces, ratio(list)?, ratio(other)?))
+            });
+            let ends: Vec<_> = ends.collect();
+            if ends.len() < 2 {
+                continue;
+            }
+            for bytes in sizes.range(low.bytes + 1..high.bytes) {
+                let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
+                all.extend(ends.iter().filter_map(|(pieces, low, high)| {
+                    let seconds = best(*bytes)? * ((1.0 - share) * low + share * high);
+                    let time = Duration::try_from_secs_f64(seconds).ok()?;
+                    Some(ListTime { pieces: *pieces, bytes: *bytes, time })
+                }));
+            }
+        }
+        self.cost_through(&all)
+    }
+
+    fn known(&self) -> Vec<ListTime> {
         let time = |list: &MeasuredList| {
             let MeasuredList { pieces, time: MeasuredTime { bytes, median, .. } } = *list;
             ListTime { pieces, bytes, time: median }
         };
-        let model = ListModel::through(&self.times.iter().map(time).collect::<Vec<_>>())?;
+        self.times.iter().map(time).collect()
+    }
+
+    fn cost_through(&self, times: &[ListTime]) -> Option<ListCost> {
+        let model = ListModel::through(times)?;
         Some(ListCost { path: self.path, way: self.way, exclusive: self.exclusive, model })
     }
 
@@ -77,5 +123,57 @@ impl ListCalibration {
             None => return Ok(()),
         };
         Err(Error::new(ErrorKind::InvalidArgument, format!("no calibration: {path} by {way} has {text}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{DeviceId, MemoryKind, Place, TransferMethod};
+
+    use super::*;
+    use crate::calibration::{Calibration, MethodCurve};
+
+    /// A driver that takes another way from 40 KiB on, and lists of which each copy costs as much as a single one, and 2 µs once.
+    #[test]
+    fn copies_one_by_one_have_the_steps_of_single_copies() {
+        let time = |bytes: u64, nanos: u64| MeasuredTime {
+            bytes,
+            median: Duration::from_nanos(nanos),
+            noise: Duration::ZERO,
+            repetitions: 9,
+        };
+        let single = |kib: u64| if kib < 40 { 5_000 + 50 * kib } else { 20_000 + 50 * kib };
+        let path = TransferPath::new(
+            Place::new(DeviceId::Cpu, MemoryKind::Pageable),
+            Place::new(DeviceId::Cuda(0), MemoryKind::Device),
+        );
+        let sizes = [1, 16, 32, 39, 40, 64, 256].map(|kib| time(kib << 10, single(kib)));
+        let curve = MethodCurve { method: TransferMethod::DirectCopy, times: sizes.to_vec() };
+        let list = |kib: u64, pieces: u64| MeasuredList {
+            pieces,
+            time: time(kib << 10, 2_000 + pieces * single(kib)),
+        };
+        let of = |kib| [1, 3, 4, 16].map(|pieces| list(kib, pieces));
+        let lists = |way, exclusive| {
+            let times = [1, 16, 64, 256].into_iter().flat_map(of).collect();
+            ListCalibration { path, way, exclusive, times }
+        };
+        let found = Calibration {
+            paths: vec![PathCalibration { path, methods: vec![curve] }],
+            lists: vec![lists(ListWay::OneByOne, true), lists(ListWay::CopyEngine, true)],
+            ..Calibration::default()
+        };
+        let costs = found.list_costs();
+        let predicted = |index: usize, pieces: u64, kib: u64| {
+            costs[index].model.predict(pieces, pieces * (kib << 10)).as_nanos() as f64
+        };
+        for (pieces, kib) in [(3, 24), (3, 36), (3, 48), (10, 24), (16, 39)] {
+            let expected = (2_000 + pieces * single(kib)) as f64;
+            let ratio = predicted(0, pieces, kib) / expected;
+            assert!((0.97..1.03).contains(&ratio), "{pieces} pieces of {kib} KiB: {ratio}");
+        }
+        // Nothing is known of others between what was measured.
+        let linear = (2_000 + 3 * single(16) + 2_000 + 3 * single(64)) as f64 / 2.0;
+        assert!((predicted(1, 3, 40) / linear - 1.0).abs() < 0.01);
     }
 }

@@ -132,7 +132,7 @@ impl Calibration {
     /// Returns the measured costs of lists.
     #[must_use]
     pub fn list_costs(&self) -> Vec<ListCost> {
-        self.lists.iter().filter_map(ListCalibration::cost).collect()
+        list_costs(&self.lists, &self.paths).collect()
     }
 
     /// Adds the paths, the lists of paths on idle devices and those beside kernels, and the devices' values of staging, of an earlier
@@ -216,6 +216,15 @@ pub struct KeptCalibration {
     staging: Vec<StagingCalibration>,
 }
 
+/// Returns the costs of lists of these paths.
+fn list_costs<'a>(
+    lists: impl IntoIterator<Item = &'a ListCalibration>,
+    paths: &[PathCalibration],
+) -> impl Iterator<Item = ListCost> {
+    let singles = |path| paths.iter().find(|measured| measured.path == path);
+    lists.into_iter().filter_map(move |list| list.cost_beside(singles(list.path)))
+}
+
 /// Returns whether it can be the size of a copy, in bytes.
 pub(super) fn is_size(bytes: u64) -> bool {
     (1..=LARGEST).contains(&bytes)
@@ -232,6 +241,20 @@ impl PathCalibration {
         self.methods
             .iter()
             .filter_map(move |curve| Some(PathCost { path, method: curve.method, model: curve.model()? }))
+    }
+
+    /// Returns what a single copy takes by the fastest method, in seconds, as a function of its bytes. ZeroCopy, which is not chosen by its
+    /// times, counts only if it is the only one.
+    pub(super) fn best(&self) -> impl Fn(u64) -> Option<f64> + use<> {
+        let of = |is_zero_copy: bool| -> Vec<CostModel> {
+            let is_of = |curve: &&MethodCurve| (curve.method == TransferMethod::ZeroCopy) == is_zero_copy;
+            self.methods.iter().filter(is_of).filter_map(MethodCurve::model).collect()
+        };
+        let mut models = of(false);
+        if models.is_empty() {
+            models = of(true);
+        }
+        move |bytes| models.iter().map(|model| model.predict(bytes).as_secs_f64()).min_by(f64::total_cmp)
     }
 
     /// Returns the bytes of the largest measured copy.
@@ -310,7 +333,7 @@ impl CrossBackendTransferManager {
             known.iter().any(|(cost, basis)| of_path(cost) && *basis != CostBasis::BuiltIn)
         };
         let used = lists.iter().filter(|list| !is_known(list.path, list.exclusive));
-        self.context.costs.set_lists(used.filter_map(ListCalibration::cost).collect(), CostBasis::Measured);
+        self.context.costs.set_lists(list_costs(used, paths).collect(), CostBasis::Measured);
         for StagingCalibration { device, tuning, .. } in staging {
             if let Ok(ring) = self.staging_ring(*device)
                 && ring.tuning().1 == CostBasis::BuiltIn
