@@ -54,14 +54,15 @@ impl ListCalibration {
         self.cost_through(&self.known())
     }
 
-    /// Returns the cost with the steps and bends that the path's single copies have between two measured lengths, which are measured at more
-    /// sizes: copies one by one have them, too.
+    /// Returns the cost with the steps and bends that the path's single copies have between two measured lengths and beyond, which are measured
+    /// at more sizes: copies one by one have them, too.
     pub(super) fn cost_beside(&self, singles: Option<&PathCalibration>) -> Option<ListCost> {
         let known = self.known();
         let (true, Some(singles)) = (self.way == ListWay::OneByOne && self.exclusive, singles) else {
             return self.cost_through(&known);
         };
-        let best = singles.best();
+        let fastest = singles.fastest();
+        let best = |bytes| fastest(bytes).map(|(_, time)| time.as_secs_f64());
         let sizes: BTreeSet<_> =
             singles.methods.iter().flat_map(|curve| &curve.times).map(|it| it.bytes).collect();
         let of_length: Vec<&[ListTime]> = known.chunk_by(|a, b| a.bytes == b.bytes).collect();
@@ -87,15 +88,29 @@ impl ListCalibration {
                 }));
             }
         }
+        // Longer ones take as long as so many single copies: on a line they would be as fast as the shorter ones, which share their overhead.
+        if let Some(longest) = of_length.last()
+            && let Some(bytes) = longest.first().map(|list| list.bytes)
+        {
+            for bytes in sizes.range(bytes + 1..) {
+                all.extend(longest.iter().filter_map(|list| {
+                    let time = Duration::try_from_secs_f64(list.pieces as f64 * best(*bytes)?).ok()?;
+                    Some(ListTime { pieces: list.pieces, bytes: *bytes, time })
+                }));
+            }
+        }
         self.cost_through(&all)
     }
 
+    /// Returns the measured lists by ascending length and number.
     fn known(&self) -> Vec<ListTime> {
         let time = |list: &MeasuredList| {
             let MeasuredList { pieces, time: MeasuredTime { bytes, median, .. } } = *list;
             ListTime { pieces, bytes, time: median }
         };
-        self.times.iter().map(time).collect()
+        let mut known: Vec<_> = self.times.iter().map(time).collect();
+        known.sort_by_key(|list| (list.bytes, list.pieces));
+        known
     }
 
     fn cost_through(&self, times: &[ListTime]) -> Option<ListCost> {
@@ -147,7 +162,7 @@ mod tests {
             Place::new(DeviceId::Cpu, MemoryKind::Pageable),
             Place::new(DeviceId::Cuda(0), MemoryKind::Device),
         );
-        let sizes = [1, 16, 32, 39, 40, 64, 256].map(|kib| time(kib << 10, single(kib)));
+        let sizes = [1, 16, 32, 39, 40, 64, 256, 1024].map(|kib| time(kib << 10, single(kib)));
         let curve = MethodCurve { method: TransferMethod::DirectCopy, times: sizes.to_vec() };
         let list = |kib: u64, pieces: u64| MeasuredList {
             pieces,
@@ -172,6 +187,8 @@ mod tests {
             let ratio = predicted(0, pieces, kib) / expected;
             assert!((0.97..1.03).contains(&ratio), "{pieces} pieces of {kib} KiB: {ratio}");
         }
+        // Beyond what was measured, so many single copies.
+        assert!((predicted(0, 3, 1024) / (3 * single(1024)) as f64 - 1.0).abs() < 0.01);
         // Nothing is known of others between what was measured.
         let linear = (2_000 + 3 * single(16) + 2_000 + 3 * single(64)) as f64 / 2.0;
         assert!((predicted(1, 3, 40) / linear - 1.0).abs() < 0.01);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use transload_core::{
-    DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result, Timing, TransferMethod,
-    TransferPath,
+    CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result, Timing,
+    TransferMethod, TransferPath,
 };
 
 use super::{
@@ -188,6 +188,10 @@ impl Run<'_> {
                     Err(stop) => self.unfinished(path, false, &stop),
                 }
             }
+        }
+        // Lists one by one go by the methods that single copies go by from now on.
+        if !transload_core::mutant!("transfer/lists-by-measured-methods") {
+            self.manager.registry.set_costs(self.calibration.costs(), CostBasis::Measured);
         }
         // Last: pairs whose lists fail have their costs of single copies. The kernels wake the device, which has
         // waited for the host, and lists are not begun where others hold it by now: that spends the time.

@@ -13,7 +13,7 @@ use super::{
 use crate::{CrossBackendTransferManager, TransferOptions, planning::candidate::Candidate};
 
 /// Bytes of each piece of the measured lists.
-const LENGTHS: [usize; 7] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LENGTHS: [usize; 8] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// Numbers of pieces of the measured lists. A queue copies up to three one by one.
 const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
 /// Lists of more pieces are not measured one by one.

@@ -155,7 +155,9 @@ impl Calibration {
         self.paths.extend(kept.iter().cloned());
         self.lists.extend(lists.iter().cloned());
         self.staging.extend(staging.iter().cloned());
-        KeptCalibration { paths: kept, replaced, lists, staging }
+        let is_of_lists = |measured: &&PathCalibration| lists.iter().any(|list| list.path == measured.path);
+        let singles = self.paths.iter().filter(is_of_lists).cloned().collect();
+        KeptCalibration { paths: kept, replaced, lists, singles, staging }
     }
 
     /// Returns why single copies of a path were not finished.
@@ -213,6 +215,8 @@ pub struct KeptCalibration {
     /// Those of them of which the later one has measured shorter copies only.
     replaced: Vec<TransferPath>,
     lists: Vec<ListCalibration>,
+    /// The single copies of the paths of these lists, kept or not.
+    singles: Vec<PathCalibration>,
     staging: Vec<StagingCalibration>,
 }
 
@@ -243,18 +247,15 @@ impl PathCalibration {
             .filter_map(move |curve| Some(PathCost { path, method: curve.method, model: curve.model()? }))
     }
 
-    /// Returns what a single copy takes by the fastest method, in seconds, as a function of its bytes. ZeroCopy, which is not chosen by its
-    /// times, counts only if it is the only one.
-    pub(super) fn best(&self) -> impl Fn(u64) -> Option<f64> + use<> {
-        let of = |is_zero_copy: bool| -> Vec<CostModel> {
-            let is_of = |curve: &&MethodCurve| (curve.method == TransferMethod::ZeroCopy) == is_zero_copy;
-            self.methods.iter().filter(is_of).filter_map(MethodCurve::model).collect()
-        };
-        let mut models = of(false);
-        if models.is_empty() {
-            models = of(true);
+    /// Returns the fastest method of a single copy, and its time, as a function of the bytes. ZeroCopy, which is not chosen by its times,
+    /// counts only if it is the only one.
+    pub(super) fn fastest(&self) -> impl Fn(u64) -> Option<(TransferMethod, Duration)> + use<> {
+        let models = self.methods.iter().filter_map(|curve| Some((curve.method, curve.model()?)));
+        let models: Vec<_> = models.collect();
+        move |bytes| {
+            let times = models.iter().map(|(method, model)| (*method, model.predict(bytes)));
+            times.min_by_key(|(method, time)| (*method == TransferMethod::ZeroCopy, *time))
         }
-        move |bytes| models.iter().map(|model| model.predict(bytes).as_secs_f64()).min_by(f64::total_cmp)
     }
 
     /// Returns the bytes of the largest measured copy.
@@ -266,16 +267,10 @@ impl PathCalibration {
     /// if it is the only one.
     #[must_use]
     pub fn crossings(&self) -> Vec<Crossing> {
-        let models = self.methods.iter().filter_map(|curve| Some((curve.method, curve.model()?)));
-        let models: Vec<_> = models.collect();
-        let best = |bytes| {
-            let fastest = models
-                .iter()
-                .min_by_key(|(method, model)| (*method == TransferMethod::ZeroCopy, model.predict(bytes)));
-            fastest.map(|(method, _)| *method).ok_or_else(|| Error::new(ErrorKind::Unsupported, "no method"))
-        };
+        let fastest = self.fastest();
+        let none = || Error::new(ErrorKind::Unsupported, "no method");
         // Without a method nothing crosses.
-        find(best).unwrap_or_default()
+        find(|bytes| fastest(bytes).map(|(method, _)| method).ok_or_else(none)).unwrap_or_default()
     }
 }
 
@@ -316,7 +311,7 @@ impl CrossBackendTransferManager {
     /// Uses what a calibration of this manager that is in use now has [kept](Calibration::keep_from) of an earlier one, which is
     /// [no damaged one](Calibration::check). What is measured, corrected or set by the user stays.
     pub fn use_kept(&self, kept: &KeptCalibration) {
-        let KeptCalibration { paths, replaced, lists, staging } = kept;
+        let KeptCalibration { paths, replaced, lists, singles, staging } = kept;
         let known = self.costs();
         let is_known = |path: TransferPath| {
             known.iter().any(|(cost, basis)| cost.path == path && *basis != CostBasis::BuiltIn)
@@ -333,7 +328,7 @@ impl CrossBackendTransferManager {
             known.iter().any(|(cost, basis)| of_path(cost) && *basis != CostBasis::BuiltIn)
         };
         let used = lists.iter().filter(|list| !is_known(list.path, list.exclusive));
-        self.context.costs.set_lists(list_costs(used, paths).collect(), CostBasis::Measured);
+        self.context.costs.set_lists(list_costs(used, singles).collect(), CostBasis::Measured);
         for StagingCalibration { device, tuning, .. } in staging {
             if let Ok(ring) = self.staging_ring(*device)
                 && ring.tuning().1 == CostBasis::BuiltIn

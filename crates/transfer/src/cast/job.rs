@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, QueueLease, RawBuffer, Result,
-    Timing, TrySubmitError, Turns, WorkloadType, try_submit_after,
+    Timing, Transfer, TrySubmitError, Turns, WorkloadType, try_submit_after,
 };
 
 use super::CastRequest;
@@ -39,14 +39,20 @@ struct Through {
     chunks: usize,
     /// The end of the last step that was submitted.
     end: Option<Fence>,
+    /// Whether a step may be submitted by another thread, also after the cast was dropped.
+    is_posted: bool,
 }
 
 impl Drop for Through {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take()
-            && self.end.is_some()
-        {
-            taken.used(self.chunks, self.end.as_ref());
+        match self.taken.take() {
+            Some(taken)
+                if self.is_posted && !transload_core::mutant!("transfer/posted-casts-keep-scratch") =>
+            {
+                taken.give_up();
+            }
+            Some(taken) if self.end.is_some() => taken.used(self.chunks, self.end.as_ref()),
+            _ => {}
         }
     }
 }
@@ -109,7 +115,7 @@ impl Job {
                 own()
             })?]),
         };
-        let through = Some(Through { taken, buffers, copies_first, chunks, end: None });
+        let through = Some(Through { taken, buffers, copies_first, chunks, end: None, is_posted: false });
         Ok(Self { queue, lane, through, elements, chunk })
     }
 
@@ -166,6 +172,25 @@ impl Job {
                 Err(TrySubmitError::Failed(error)) => return Err(error),
                 Err(TrySubmitError::WouldBlock(blocked)) => blocked.await,
             }
+        }
+    }
+
+    /// Submits a copy for a task.
+    pub(super) async fn copy_async(
+        &mut self,
+        manager: &CrossBackendTransferManager,
+        request: &CastRequest,
+        step: Step<'_>,
+    ) -> Transfer {
+        self.set_posted(true);
+        let submitted = step.copy(manager, request).submit_async().await;
+        self.set_posted(false);
+        submitted
+    }
+
+    fn set_posted(&mut self, is_posted: bool) {
+        if let Some(through) = &mut self.through {
+            through.is_posted = is_posted;
         }
     }
 

@@ -160,7 +160,7 @@ async fn submit_for_task(manager: CrossBackendTransferManager, request: CastRequ
     for index in 0..job.steps() {
         let submitted = match job.step(&request, index) {
             Ok(step) if step.casts => job.cast_async(&step, &request).await.map(Part::Cast),
-            Ok(step) => Ok(Part::Copy(step.copy(&manager, &request).submit_async().await)),
+            Ok(step) => Ok(Part::Copy(job.copy_async(&manager, &request, step).await)),
             Err(error) => Err(error),
         };
         if !transfer.add(submitted, &mut job) {

@@ -132,7 +132,8 @@ impl RecordedTransfers {
         ControlFlow::Break(())
     }
 
-    /// Returns what a replay would report of each group, before it is submitted.
+    /// Returns what a replay would report of each group, before it is submitted. Of a group that each replay submits anew, it is the plan of
+    /// one copy of all bytes, and the replay chooses for the list.
     pub fn planned(&self) -> impl ExactSizeIterator<Item = &TransferReport> {
         self.segments.iter().map(|segment| &segment.planned)
     }

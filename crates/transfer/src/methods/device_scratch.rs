@@ -179,6 +179,16 @@ impl Taken {
         self.buffers.iter().map(|scratch| &scratch.memory)
     }
 
+    /// Does not put them back: work that nobody here knows of may begin to use them. It keeps their memory.
+    pub(crate) fn give_up(mut self) {
+        let given_up = std::mem::take(&mut self.buffers);
+        let mut of = self.from.lock();
+        of.taken = of.taken.saturating_sub(given_up.len());
+        drop(of);
+        // Freeing calls the backend.
+        drop(given_up);
+    }
+
     /// Puts them back after a list of so many chunks was submitted.
     pub(crate) fn used(mut self, chunks: usize, end: Option<&Fence>) {
         for scratch in &mut self.buffers {

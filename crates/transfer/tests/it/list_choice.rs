@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use transload_core::{CostBasis, DeviceId, ErrorKind, ListWay, MemoryKind, Place, TransferPath};
-use transload_transfer::{Calibration, CalibrationOptions, CrossBackendTransferManager, ListCalibration};
+use transload_transfer::{
+    Calibration, CalibrationOptions, CrossBackendTransferManager, ListCalibration, Unfinished,
+};
 
 use crate::{MOCK, Mock};
 
@@ -183,6 +185,40 @@ fn unmeasured_lists_keep_an_earlier_calibration() {
     let new = again.clone();
     again.keep_from(earlier);
     assert_eq!(again.lists, new.lists);
+}
+
+/// Those of a path whose single copies are newer have their steps in either case.
+#[test]
+fn kept_lists_cost_what_they_cost_once_stored() {
+    let (path, kept, stored) = (upload(), manager(), manager());
+    let mut later = kept.calibrate(&CalibrationOptions::new().largest(64 << 10)).unwrap();
+    later.lists.clear();
+    let mut earlier = Calibration::default();
+    earlier.lists = vec![lists(path, ListWay::OneByOne, |pieces, bytes| pieces * (900 + bytes / 9))];
+    // Its lists were not measured in time.
+    let unfinished = serde_json::json!({ "path": { "src": "cpu/pinned", "dst": "cuda:0/device" }, "lists_only": true, "reason": "budget" });
+    let mut unfinished: Unfinished = serde_json::from_value(unfinished).unwrap();
+    unfinished.path = path;
+    later.unfinished.push(unfinished);
+    kept.use_calibration(&later).unwrap();
+    kept.use_kept(&later.keep_from(earlier));
+    stored.use_calibration(&later).unwrap();
+    let costs = |manager: &CrossBackendTransferManager| manager.list_costs();
+    assert_eq!(costs(&kept), costs(&stored));
+    let [(cost, _)] = &costs(&kept)[..] else { unreachable!("one list was kept") };
+    assert_ne!(Some(cost.clone()), later.lists[0].cost(), "not on a line");
+}
+
+/// A file may have them in any order.
+#[test]
+fn order_of_measured_lists_does_not_matter() {
+    let (path, manager) = (upload(), manager());
+    let mut found = manager.calibrate(&CalibrationOptions::new().largest(64 << 10)).unwrap();
+    found.lists = vec![lists(path, ListWay::OneByOne, |pieces, bytes| pieces * (900 + bytes / 9))];
+    let sorted = found.list_costs();
+    found.lists[0].times.reverse();
+    assert_eq!(found.list_costs(), sorted);
+    manager.use_calibration(&found).unwrap();
 }
 
 #[test]

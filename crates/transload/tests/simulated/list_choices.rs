@@ -329,7 +329,7 @@ fn calibration_too_short_for_lists_leaves_their_costs() {
     let _long = manager.calibrate(&options.clone().largest(1 << 20)).unwrap();
     let measured = manager.list_costs();
     assert!(measured.iter().any(|(_, basis)| *basis == CostBasis::Measured));
-    let _short = manager.calibrate(&options.largest(8 << 10)).unwrap();
+    let _short = manager.calibrate(&options.largest(1 << 10)).unwrap();
     assert_eq!(manager.list_costs(), measured);
 }
 
