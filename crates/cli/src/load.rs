@@ -81,7 +81,10 @@ pub(crate) fn check_readable(path: &Path) -> Result<(), Failure> {
         .and_then(|metadata| if metadata.is_file() { fs::File::open(path).map(drop) } else { Ok(()) });
     opened.map_err(|error| {
         let exit = match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Input,
+            io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::PermissionDenied => Exit::Input,
             _ => Exit::Io,
         };
         let what = format!("cannot open {}; a readable regular file is needed", path.display());

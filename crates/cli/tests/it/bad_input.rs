@@ -13,6 +13,11 @@ fn wrong_files_are_refused() {
     copy(folder.path().to_str().unwrap()).failed(2, &["is a directory; a regular file is needed"]);
     fs::write(path("empty"), b"").unwrap();
     copy(&path("empty")).failed(2, &["is empty; valid: a file of 1 to "]);
+    for missing in ["empty/below", &"long".repeat(100)] {
+        let file = path(missing);
+        copy(&file).failed(2, &["cannot open", "regular file is needed"]);
+        transload(&["--costs", &file, "costs"]).failed(2, &["cannot open", "regular file is needed"]);
+    }
 }
 
 #[cfg(unix)]

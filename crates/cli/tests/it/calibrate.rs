@@ -95,6 +95,10 @@ fn named_file_is_used_or_refused() {
     fs::remove_dir(&file).unwrap();
     fs::write(&file, "{").unwrap();
     refused(2, "is no calibration: EOF");
+    let too_long = folder.path().join("long".repeat(100));
+    for (missing, said) in [(file.join("below"), "there is no file"), (too_long, "longlong")] {
+        transload(&[&["--calibration", missing.to_str().unwrap()], &plan[..]].concat()).failed(2, &[said]);
+    }
     fs::remove_file(&file).unwrap();
     let text = transload(&[&named[..], &QUICK].concat()).succeeded();
     assert!(text.contains("kept in "), "{text}");

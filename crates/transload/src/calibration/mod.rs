@@ -120,7 +120,7 @@ impl Runtime {
     ///
     /// # Errors
     /// Why it is ignored: [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if it is damaged, stale, of another machine or no
-    /// regular file, [`ErrorKind::Io`](crate::ErrorKind::Io).
+    /// regular file, or if its name is not valid; [`ErrorKind::Io`](crate::ErrorKind::Io).
     pub fn stored_calibration(&self) -> Result<Option<Calibration>> {
         let key = Key::of(self);
         self.calibration_store().path(&key).map_or(Ok(None), |path| store::read(&path, &key))

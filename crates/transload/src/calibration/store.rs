@@ -112,8 +112,13 @@ fn is_there(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_file() => Ok(true),
         Ok(_) => Err(refused(path, "is no regular file")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(failed(path, "cannot look for")(error)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(false),
+            io::ErrorKind::InvalidFilename => {
+                Err(Error::caused_by(ErrorKind::InvalidArgument, named(path, "cannot look for"), error))
+            }
+            _ => Err(failed(path, "cannot look for")(error)),
+        },
     }
 }
 
