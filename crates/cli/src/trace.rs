@@ -1,7 +1,8 @@
 //! `transload trace`: runs a program that records traces, and says what is in them.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, TryLockError},
     io::{BufReader, ErrorKind, Write as _},
     path::{Path, PathBuf},
     process::{self, ExitCode, ExitStatus},
@@ -75,13 +76,22 @@ impl Drop for Earlier {
     }
 }
 
+/// Returns whether a program that still runs records to the file: it has locked it then. On Windows it is not locked, but cannot be renamed.
+fn is_recorded_now(file: &Path) -> bool {
+    // Where nothing can be locked, nothing is known.
+    fs::File::open(file).is_ok_and(|open| matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 /// Renames the traces of an earlier run.
 fn make_room(output: &Path) -> Result<Earlier, Failure> {
     let earlier = files(output);
     for file in &earlier {
-        let is_trace = fs::symlink_metadata(file)
-            .is_ok_and(|found| found.is_file() && (found.len() == 0 || read(file).is_ok()));
-        if !is_trace {
+        let found = fs::symlink_metadata(file).ok().filter(|found| found.is_file());
+        if found.is_some() && is_recorded_now(file) {
+            let text = format!("{} is being recorded now; name another file", file.display());
+            return Err(Failure::new(Exit::Input, text));
+        }
+        if !found.is_some_and(|found| found.len() == 0 || read(file).is_ok()) {
             let text = format!("{} is no trace, and is not replaced; name another file", file.display());
             return Err(Failure::new(Exit::Input, text));
         }

@@ -104,6 +104,48 @@ fn every_process_has_a_file_and_the_code_is_the_commands() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
 
+/// The program waits for the end of the file with its costs, and records meanwhile.
+#[cfg(target_os = "linux")]
+#[test]
+fn recording_in_progress_is_refused_and_goes_on() {
+    use std::{
+        io::Write as _,
+        process::{Command, Stdio},
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let (output, costs) = (folder.path().join("t.pftrace"), folder.path().join("costs"));
+    if !crate::has("mkfifo") {
+        return;
+    }
+    assert!(Command::new("mkfifo").arg(&costs).status().unwrap().success());
+    // Opened for both, it waits for no reader. Dropped by a failure, it ends the program.
+    let mut end = fs::OpenOptions::new().read(true).write(true).open(&costs).unwrap();
+    let mut command = crate::command(&["--costs", costs.to_str().unwrap(), "devices"]);
+    let mut program = command.env("TRANSLOAD_TRACE", &output).stdout(Stdio::null()).spawn().unwrap();
+    // A file with bytes was locked before.
+    while fs::metadata(&output).map_or(0, |found| found.len()) == 0 {
+        assert!(program.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+    trace(&output, &["/nonexistent/program"])
+        .failed(2, &["t.pftrace is being recorded now", "name another file"]);
+    // So is one of the numbered files, and those before it stay.
+    let first = folder.path().join("t.2.pftrace");
+    fs::rename(&output, &first).unwrap();
+    fs::write(&output, "").unwrap();
+    trace(&output, &["/nonexistent/program"]).failed(2, &["t.2.pftrace is being recorded now"]);
+    assert!(fs::read(&output).unwrap().is_empty());
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+    end.write_all(b"{\"costs\":[]}").unwrap();
+    drop(end);
+    assert!(program.wait().unwrap().success());
+    let read = crate::packets::read(&fs::read(&first).unwrap()).unwrap();
+    assert_eq!(read.events().filter(|(_, event)| event.kind == 3).count(), 1, "its end");
+    // It is an earlier trace from now on.
+    trace(&output, &["/nonexistent/program"]).failed(2, &["cannot run"]);
+}
+
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn program_that_records_nothing_is_an_error() {

@@ -112,7 +112,7 @@ fn create(path: &Path) -> Result<(PathBuf, File)> {
     };
     for number in 1..=TraceContents::FILES {
         let path = TraceContents::path(path, number);
-        match File::create_new(&path) {
+        match create_held(&path) {
             Ok(file) => return Ok((path, file)),
             Err(error) if error.kind() == IoErrorKind::AlreadyExists && !path.is_dir() => {}
             Err(error) => return Err(failed(&path, error)),
@@ -124,6 +124,20 @@ fn create(path: &Path) -> Result<(PathBuf, File)> {
         TraceContents::FILES - 1
     );
     Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Creates a file that others can read but know to be in use until it is closed: `transload trace` does not replace it.
+fn create_held(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    // A lock would keep others from reading it. Without a share of deletion (read and write only) it cannot be renamed or removed.
+    #[cfg(windows)]
+    std::os::windows::fs::OpenOptionsExt::share_mode(&mut options, 1 | 2);
+    let file = options.open(path)?;
+    // Not every file system has locks.
+    #[cfg(unix)]
+    let _best_effort = file.try_lock();
+    Ok(file)
 }
 
 /// Has the process end the recordings whose runtimes live until its end, such as those in statics. Called after drivers were loaded, so that they

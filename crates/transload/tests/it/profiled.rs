@@ -311,6 +311,31 @@ fn recorded_program_leaves_a_trace_however_it_ends() {
     assert!(contents.slices >= 10 && contents.summary.is_none(), "{contents:?}");
 }
 
+/// So that others, such as `transload trace`, neither rename nor remove it meanwhile.
+#[cfg(any(unix, windows))]
+#[test]
+fn recording_holds_its_file_until_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("held.pftrace");
+    let is_held = || {
+        if cfg!(windows) {
+            return fs::rename(&file, &file).is_err();
+        }
+        let locked = fs::File::open(&file).unwrap().try_lock_shared();
+        matches!(locked, Err(fs::TryLockError::WouldBlock))
+    };
+    let mut child = start("killed", &file);
+    // A file with bytes was locked before.
+    while fs::read(&file).map_or(true, |bytes| bytes.is_empty()) {
+        assert!(child.try_wait().unwrap().is_none());
+        thread::yield_now();
+    }
+    let was_held = is_held();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((was_held, is_held()), (true, false));
+}
+
 #[cfg(unix)]
 #[test]
 fn forked_process_leaves_the_trace_of_its_parent_alone() {
