@@ -101,6 +101,7 @@ pub(crate) enum Command {
     /// The trace opens at https://ui.perfetto.dev; nothing is uploaded. The program must enable the feature `profiler` of transload. Each of
     /// its runtimes, and of the programs that it starts, records a file: FILE, then FILE with .2, .3 and so on before the extension. What is
     /// recorded is in the file even if the program is killed. If it is not, advice is printed: what would take less time. The exit code is the program's, or 2 if it succeeded and recorded nothing.
+    /// With --json, the object follows the program's own output, whatever its exit code.
     Trace(Trace),
 }
 

@@ -15,6 +15,7 @@ Exit codes:
   5  reading the file failed, it changed while it was read, or the result cannot be written
 
 Results go to stdout, progress and errors to stderr. Nothing is printed to stdout unless the exit code is 0.
+`trace` exits with its program's code; with --json, the object follows the program's own output, whatever its exit code.
 The CUDA driver is looked for where TRANSLOAD_CUDA_DRIVER says, else under its usual names.";
 
 /// The exit code.

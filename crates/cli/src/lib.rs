@@ -2,7 +2,7 @@
 //! devices, measures, calibrates, prints the costs that methods are chosen by, and records what other programs move.
 //!
 //! One file per subcommand. A subcommand completes its output before any of it is printed, so that stdout stays empty
-//! on failure; progress and errors go to stderr.
+//! on failure; progress and errors go to stderr. With `trace`, stdout has the program's own output first.
 
 mod args;
 mod bench;

@@ -104,6 +104,24 @@ fn every_process_has_a_file_and_the_code_is_the_commands() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn json_follows_the_programs_own_output_whatever_its_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("t.pftrace");
+    let script = format!("echo mine; '{THIS}' devices >&2; exit 7");
+    let ran =
+        transload(&["--json", "trace", "--output", output.to_str().unwrap(), "--", "sh", "-c", &script]);
+    assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+    let json = ran.stdout.strip_prefix("mine\n").unwrap();
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!(json["command"], "trace");
+    for help in [&["--help"][..], &["trace", "--help"]] {
+        let help = transload(help).succeeded();
+        assert!(help.contains("follows the program's own output, whatever its exit code"), "{help}");
+    }
+}
+
 /// The program waits for the end of the file with its costs, and records meanwhile.
 #[cfg(target_os = "linux")]
 #[test]
