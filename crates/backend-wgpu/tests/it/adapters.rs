@@ -3,7 +3,7 @@
 use std::{env, process::Command};
 
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, wgpu};
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind};
+use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind};
 
 use crate::{
     framework::{adapter, tested},
@@ -13,29 +13,51 @@ use crate::{
 /// Set in the child.
 pub(crate) const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 
+/// Runs a test alone in a process whose loader reads these variables when it is first used.
+fn alone(test: &str, variables: &[(&str, &std::ffi::OsStr)]) {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).envs(variables.iter().copied()).env(CHILD, "1");
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn assert_says_what_to_install(error: &Error) {
+    for word in ["install", "mesa-vulkan-drivers", "libvulkan1"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_loader_the_error_says_what_to_install() {
+    if env::var_os(CHILD).is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libvulkan.so.1"), "no library").unwrap();
+        return alone(
+            "adapters::without_a_loader_the_error_says_what_to_install",
+            &[("LD_LIBRARY_PATH", folder.path().as_os_str())],
+        );
+    }
+    let config = WgpuBackendConfig::default().with_software_adapters().with_apis(wgpu::Backends::VULKAN);
+    let error = WgpuBackend::open(&config).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoDriver, "{error:?}");
+    assert_says_what_to_install(&error);
+}
+
 #[test]
 fn without_an_adapter_the_error_says_what_to_install() {
     if env::var_os(CHILD).is_none() {
-        // The loader reads these when it is first used.
-        let output = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "adapters::without_an_adapter_the_error_says_what_to_install", "--nocapture"])
-            .envs([
-                ("VK_DRIVER_FILES", "/nonexistent.json"),
-                ("VK_ICD_FILENAMES", "/nonexistent.json"),
-                (CHILD, "1"),
-            ])
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        return;
+        let none = std::ffi::OsStr::new("/nonexistent.json");
+        return alone(
+            "adapters::without_an_adapter_the_error_says_what_to_install",
+            &[("VK_DRIVER_FILES", none), ("VK_ICD_FILENAMES", none)],
+        );
     }
     let config = WgpuBackendConfig::default().with_software_adapters();
     let error = WgpuBackend::open(&config.clone().with_apis(wgpu::Backends::VULKAN)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoDriver | ErrorKind::NoDevice), "{error:?}");
-    for word in ["install", "mesa-vulkan-drivers", "libvulkan1"] {
-        assert!(error.to_string().contains(word), "{error}");
-    }
+    assert_says_what_to_install(&error);
     // Another API is used then.
     match WgpuBackend::open(&config) {
         Ok(backend) => assert!(!backend.devices()[0].driver.starts_with("Vulkan"), "{backend:?}"),
@@ -105,11 +127,7 @@ fn drivers_stay_loaded_after_the_last_backend() {
     const THIS: &str = "adapters::drivers_stay_loaded_after_the_last_backend";
     if env::var_os(CHILD).is_none() {
         // No other test has an instance there.
-        let mut child = Command::new(env::current_exe().unwrap());
-        let output = child.args(["--exact", THIS, "--nocapture"]).env(CHILD, "1").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        return;
+        return alone(THIS, &[]);
     }
     let loaded = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

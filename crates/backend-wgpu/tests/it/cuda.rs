@@ -152,6 +152,7 @@ fn foreign_device_shares_no_memory_with_cuda() {
 }
 
 fn use_in_order(shared: Shared) {
+    assert!(!harness::is_real() || shared.interop.waits_on_device());
     let bytes = 4 * MIB;
     let (src, back) = (shared.pinned(bytes), shared.pinned(bytes));
     src.write().unwrap().chunks_mut(4).zip(1_u32..).for_each(|(to, n)| to.copy_from_slice(&n.to_ne_bytes()));

@@ -47,9 +47,20 @@ fn two_devices_of_one_adapter_copy_to_each_other() {
     let [one, other] = &two[..] else { return };
     let config = one.config.clone().with_device(other.device.clone(), other.queue.clone());
     let backend = WgpuBackend::open(&config).unwrap();
+    copy_to_each_other(&backend);
+}
+
+/// One of Vulkan, and one of OpenGL.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_of_two_adapters_copy_to_each_other() {
+    vulkan_and_opengl().iter().for_each(copy_to_each_other);
+}
+
+fn copy_to_each_other(backend: &Arc<WgpuBackend>) {
     let ids: Vec<_> = backend.devices().iter().map(|info| info.id).collect();
     assert_eq!(ids, [DeviceId::Wgpu(0), DeviceId::Wgpu(1)]);
-    let manager = manager_of(&backend);
+    let manager = manager_of(backend);
     let [here, there] =
         [0, 1].map(|n| manager.allocate(DeviceId::Wgpu(n), MemoryKind::Device, BYTES).unwrap());
     // By pinned memory, or, on devices without it, by pageable memory.
@@ -95,15 +106,9 @@ fn staged_copies_whose_futures_are_dropped_leave_nothing() {
     assert_drained(&manager);
 }
 
-/// Those of OpenGL are not timed.
+/// Returns a device of each API; none, with a printed reason, where an adapter of one is missing.
 #[cfg(target_os = "linux")]
-#[test]
-fn devices_without_timestamps_do_not_keep_others_from_being_profiled() {
-    struct Ignored;
-    impl OperationSink for Ignored {
-        fn operation(&self, _: OperationRecord) {}
-    }
-
+fn vulkan_and_opengl() -> Option<Arc<WgpuBackend>> {
     let mut frameworks = frameworks();
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::GL;
@@ -115,10 +120,23 @@ fn devices_without_timestamps_do_not_keep_others_from_being_profiled() {
         pollster::block_on(adapter.request_device(&descriptor))
     });
     let (false, Some(Ok((device, queue)))) = (frameworks.is_empty(), opened) else {
-        return println!("skipped: no adapters of both Vulkan and OpenGL");
+        println!("skipped: no adapters of both Vulkan and OpenGL");
+        return None;
     };
     let config = frameworks.remove(0).config.with_device(device, queue);
-    let backend = WgpuBackend::open(&config).unwrap();
+    Some(WgpuBackend::open(&config).unwrap())
+}
+
+/// Those of OpenGL are not timed.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_without_timestamps_do_not_keep_others_from_being_profiled() {
+    struct Ignored;
+    impl OperationSink for Ignored {
+        fn operation(&self, _: OperationRecord) {}
+    }
+
+    let Some(backend) = vulkan_and_opengl() else { return };
     let sink: Arc<dyn OperationSink> = Arc::new(Ignored);
     let attached = backend.attach_sink(&sink, OperationSampling::ALL);
     let left_out: Vec<_> = backend.unprofiled_devices().into_iter().map(|(device, _)| device).collect();
