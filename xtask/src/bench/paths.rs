@@ -132,7 +132,7 @@ pub(crate) fn of(results: &Results) -> Vec<Path> {
 }
 
 /// Splits `PATH/METHOD/BYTES`.
-fn parse(id: &str) -> Option<(String, String, u64)> {
+pub(crate) fn parse(id: &str) -> Option<(String, String, u64)> {
     let mut parts = id.rsplitn(3, '/');
     let (bytes, method, path) = (parts.next()?, parts.next()?, parts.next()?);
     Some((path.to_owned(), method.to_owned(), bytes.parse().ok()?))

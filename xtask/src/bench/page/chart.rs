@@ -16,6 +16,8 @@ const TOP: f64 = 30.0;
 const BOTTOM: f64 = 26.0;
 /// Width of a label of a size.
 const LABEL: f64 = 52.0;
+/// Width of the name of an upright line.
+const NAME: f64 = 32.0;
 const RADIUS: f64 = 6.5;
 /// Letters of a method, about: the lines between them say where it goes on.
 const LETTERS: usize = 10;
@@ -90,8 +92,8 @@ pub(super) fn svg(index: usize, of: &Path, axis: Axis) -> Option<Markup> {
             desc id={ (id) "-desc" } { (describe(of, axis)) }
             text x="4" y="13" { (axis.name()) }
             (area.grid(&timings))
-            (area.breaks(&of.planned, "plan", 11.0))
-            (area.breaks(&of.measured, "best", 23.0))
+            (area.breaks(&of.planned, "plan", 12.0))
+            (area.breaks(&of.measured, "best", 26.0))
             (area.chosen(of))
             @for (curve, dash) in of.references.values().zip(DASHES) {
                 polyline.ref stroke-dasharray=(dash) points=(area.points(curve, |timing| timing.median)) {}
@@ -101,7 +103,7 @@ pub(super) fn svg(index: usize, of: &Path, axis: Axis) -> Option<Markup> {
                 @let (short, class) = letter(mark.method);
                 circle.f.(class) cx=(round(mark.x)) cy=(round(mark.y)) r=(if mark.has_letter { RADIUS } else { 3.0 }) {}
                 @if mark.has_letter {
-                    text.mark x=(round(mark.x)) y=(round(mark.y + 3.6)) text-anchor="middle" { (short) }
+                    text.mark x=(round(mark.x)) y=(round(mark.y + 3.6)) { (short) }
                 }
             }
         }
@@ -168,17 +170,14 @@ impl Area {
             }
             is_free
         });
+        let rows = ticks.iter().map(|value| (*value, round(self.height(value.log10()))));
+        let columns = sizes.iter().map(|bytes| (*bytes, round(self.x(*bytes))));
+        let lines = rows.clone().map(|(_, y)| format!("M{LEFT} {y}H{}", WIDTH - RIGHT));
+        let lines = lines.chain(columns.clone().map(|(_, x)| format!("M{x} {}v5", HEIGHT - BOTTOM)));
         html! {
-            @for value in ticks {
-                @let y = round(self.height(value.log10()));
-                line.grid x1=(LEFT) x2=(WIDTH - RIGHT) y1=(y) y2=(y) {}
-                text x=(LEFT - 5.0) y=(y + 4.0) text-anchor="end" { (self.axis.text(value)) }
-            }
-            @for bytes in sizes {
-                @let x = round(self.x(bytes));
-                line.grid x1=(x) x2=(x) y1=(HEIGHT - BOTTOM) y2=(HEIGHT - BOTTOM + 5.0) {}
-                text x=(x) y=(HEIGHT - 6.0) text-anchor="middle" { (size(bytes)) }
-            }
+            path.grid d=(lines.collect::<String>()) {}
+            @for (value, y) in rows { text.y x=(LEFT - 5.0) y=(round(y + 4.0)) { (self.axis.text(value)) } }
+            @for (bytes, x) in columns { text.x x=(x) y=(HEIGHT - 6.0) { (size(bytes)) } }
         }
     }
 
@@ -187,11 +186,20 @@ impl Area {
         let inside = |change: &&Change| {
             change.low == change.high && (low..=high).contains(&(change.low as f64).log10())
         };
+        // One name for those that are too close for two.
+        let mut free_from = 0.0;
+        let places = changes.iter().filter(inside).map(|change| round(self.x(change.low)));
+        let places = places.map(|x| {
+            let is_free = x >= free_from;
+            if is_free {
+                free_from = x + NAME;
+            }
+            (x, is_free)
+        });
         html! {
-            @for change in changes.iter().filter(inside) {
-                @let x = round(self.x(change.low));
+            @for (x, is_named) in places {
                 line.plan[name == "plan"].meas[name != "plan"] x1=(x) x2=(x) y1=(y + 2.0) y2=(HEIGHT - BOTTOM) {}
-                text x=(x + 3.0) y=(y) { (name) }
+                @if is_named { text x=(x + 3.0) y=(y) { (name) } }
             }
         }
     }

@@ -25,6 +25,11 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
     }
 }
 
+/// Returns whether a path has charts.
+pub(super) fn is_drawn(of: &Path) -> bool {
+    !of.simulated && svg(0, of, Axis::Time).is_some()
+}
+
 fn one(index: usize, of: &Path) -> Markup {
     let charts = Axis::BOTH.map(|axis| if of.simulated { None } else { svg(index, of, axis) });
     html! {

@@ -12,13 +12,13 @@ use crate::bench::{
 pub(super) fn section(page: &Page<'_>) -> Markup {
     let missed: Vec<&ResultRow> = missed(page.results).into_iter().map(|(row, _)| row).collect();
     let near = near(page.results);
-    let met: Vec<&ResultRow> = with_goal(page.results).filter(|row| row.met == Some(true)).collect();
-    if missed.is_empty() && near.is_empty() && met.is_empty() {
+    let met = with_goal(page.results).filter(|row| row.met == Some(true)).count();
+    if missed.is_empty() && near.is_empty() && met == 0 {
         return html! { p { "No row of this run has a goal." } };
     }
     let (shown, more) = missed.split_at(missed.len().min(SHOWN));
     html! {
-        @if missed.is_empty() && near.is_empty() { p { "All " (met.len()) " goals are met." } }
+        @if missed.is_empty() && near.is_empty() { p { "All " (met) " goals are met: " (where_met()) } }
         @else if missed.is_empty() { p { "No goal is missed." } }
         @else { (table(&format!("{} missed goals, the farthest first", missed.len()), shown)) }
         @if !more.is_empty() {
@@ -27,10 +27,14 @@ pub(super) fn section(page: &Page<'_>) -> Markup {
         @if !near.is_empty() {
             details { summary { (near.len()) " goals that are near: the spread reaches them" } (table("Near goals", &near)) }
         }
-        @if !met.is_empty() {
-            details { summary { (met.len()) " goals that are met" } (table("Met goals", &met)) }
+        @if met > 0 && met < with_goal(page.results).count() {
+            p { (met) @if met == 1 { " goal is met: " } @else { " goals are met; " } (where_met()) }
         }
     }
+}
+
+fn where_met() -> Markup {
+    html! { "see " a href="#rows" { "all rows" } "." }
 }
 
 /// Returns the rows with goals. What is simulated has none.
@@ -73,9 +77,11 @@ fn table(caption: &str, rows: &[&ResultRow]) -> Markup {
                         }
                         td.n { (row.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))) }
                         td.goal { (row.goal.as_deref().unwrap_or_default()) }
-                        @if is_missed(row) { td.miss.n { "missed, " (percent(beyond(row))) } }
-                        @else if row.met == Some(false) { td.miss.n { "near, " (percent(beyond(row))) } }
-                        @else { td.good { "met" } }
+                        td.miss.n {
+                            @if is_missed(row) { "missed" } @else { "near" }
+                            // None of a goal of 0.
+                            @if beyond(row).is_finite() { ", " (percent(beyond(row))) }
+                        }
                     }
                 }
             }

@@ -43,7 +43,7 @@ impl<'a> Page<'a> {
 pub(crate) fn summary(results: &Results, earlier: Option<&Results>) -> String {
     let page = Page::new(results, earlier);
     let text = html! {
-        h2 { "Benchmark" } (verdict::section(&page)) (facts(results))
+        h2 { "Benchmark" } (verdict::section(&page)) (facts(results)) (command(results))
         @if !goals::missed(results).is_empty() { h3 { "Goals" } (goals::section(&page)) }
         @if earlier.is_some() { h3 { "Changes" } (changes::section(&page)) }
     };
@@ -85,6 +85,7 @@ pub(crate) fn html(results: &Results, earlier: Option<&Results>) -> String {
                         }
                     }
                 }
+                footer { (command(results)) }
             }
         }
     }
@@ -96,8 +97,7 @@ fn facts(results: &Results) -> Markup {
     html! {
         p.facts {
             (results.hardware) "; driver " (unknown(&results.driver)) ", CUDA " (unknown(&results.cuda)) "; "
-            (results.cpu) "; " (results.date) ", commit " code { (unknown(&results.commit)) } ". Command: "
-            code { (results.command) }
+            (results.cpu) "; " (results.date) ", commit " code { (unknown(&results.commit)) } "."
         }
         @if results.simulated {
             p.simulated {
@@ -107,6 +107,11 @@ fn facts(results: &Results) -> Markup {
             }
         }
     }
+}
+
+/// What was run, which may be long.
+fn command(results: &Results) -> Markup {
+    html! { p.facts { "Command: " code { (results.command) } } }
 }
 
 /// A table that scrolls in a box of its own, also by keyboard.

@@ -161,12 +161,17 @@ fn missed_goals_come_first_and_make_the_verdict_bad() {
     let page = html(&results, None);
     assert!(section(&page, "verdict").contains("1 of 2 goals of speed are missed"));
     let goals = section(&page, "goals");
-    assert!(goals.find("slow/1").unwrap() < goals.find(&met.id).unwrap(), "{goals}");
+    assert!(goals.contains("slow/1") && goals.contains("1 goal is met: see "), "{goals}");
+    // Among all rows, and once.
+    assert!(!goals.contains(&met.id) && section(&page, "rows").contains("x reference: met"), "{page}");
 }
 
 #[test]
 fn reference_is_named_in_the_goals_and_in_a_charts_description() {
-    let page = html(&hardware_sample(), None);
+    let mut results = hardware_sample();
+    let row = results.rows.iter_mut().find(|row| row.met.is_some()).unwrap();
+    (row.value, row.p10, row.p90, row.ratio, row.met) = (9.0, 9.0, 9.0, Some(0.75), Some(false));
+    let page = html(&results, None);
     assert!(section(&page, "goals").contains("<td>raw driver: 12.0\u{a0}GB/s</td>"), "{page}");
     assert!(section(&page, "paths").contains(". Reference raw driver: 12 at 1 MiB</desc>"), "{page}");
 }
@@ -241,6 +246,72 @@ fn break_points_and_rejections_are_in_the_chart_and_in_words() {
     assert!(paths.contains("this run's times changes at 28.6 KiB"), "{paths}");
     assert!(paths.contains(">plan</text>") && paths.contains(">best</text>"));
     assert!(paths.contains("PeerToPeer at 4 KiB (one side is the host)"));
+}
+
+#[test]
+fn names_of_upright_lines_have_room() {
+    let mut results = hardware_sample();
+    let [from, to] = ["DirectCopy", "HostStaged"].map(str::to_owned);
+    let path = results.choices[0].path.clone();
+    let at =
+        |kib: u64| BreakPoint { path: path.clone(), bytes: kib << 10, from: from.clone(), to: to.clone() };
+    results.break_points = [16, 64, 68, 72, 300].map(at).into();
+    let page = html(&results, None);
+    for chart in section(&page, "paths").split("<svg").skip(1) {
+        assert_eq!(chart.matches("class=\"plan\"").count(), 5, "{chart}");
+        let x = |text: &str| text.rsplit_once("x=\"").unwrap().1.split('"').next().unwrap().parse().unwrap();
+        let places: Vec<f64> = chart.match_indices(">plan</text>").map(|(at, _)| x(&chart[..at])).collect();
+        assert_eq!(places.len(), 3, "{chart}");
+        assert!(places.windows(2).all(|pair| pair[1] >= pair[0] + 30.0), "{places:?}");
+    }
+}
+
+#[test]
+fn goal_of_zero_is_missed_by_no_percentage() {
+    let mut results = hardware_sample();
+    let row = results.rows.iter_mut().find(|row| row.met.is_some()).unwrap();
+    (row.unit, row.value, row.p10, row.p90) = ("paths".to_owned(), 7.0, 7.0, 7.0);
+    (row.goal, row.met) = (Some("<= 0 paths".to_owned()), Some(false));
+    let page = html(&results, None);
+    let goals = section(&page, "goals");
+    assert!(goals.contains(">missed</td>") && !goals.contains("inf"), "{goals}");
+}
+
+#[test]
+fn first_screen_is_the_verdict_and_the_command_is_last() {
+    let mut results = hardware_sample();
+    results.command = "transload-bench --only each,of,many".to_owned();
+    let page = html(&results, None);
+    assert!(page.find("--only each").unwrap() > page.find("<section id=\"rows\"").unwrap(), "{page}");
+    assert!(summary(&results, None).contains("--only each"));
+}
+
+#[test]
+fn first_column_stays_while_a_table_scrolls() {
+    let page = html(&hardware_sample(), None);
+    let column = rule(&page, ".scroll th:first-child");
+    assert!(column.contains("position:sticky;left:0") && column.contains("background:var(--bg)"), "{column}");
+}
+
+#[test]
+fn row_is_in_a_chart_or_among_all_rows() {
+    let mut results = hardware_sample();
+    let of_method = results.rows[0].clone();
+    assert!(of_method.id.starts_with("methods/"));
+    let has =
+        |results: &Results, id: &str| section(&html(results, None), "rows").contains(&format!(">{id}<"));
+    assert!(!has(&results, &of_method.id));
+    // None has room for these: a second run, a row with a goal, bytes that were not compared.
+    let id = format!("{}#2", of_method.id);
+    results.rows.push(ResultRow { id: id.clone(), ..of_method.clone() });
+    assert!(has(&results, &id));
+    results.rows[0] = ResultRow { goal: Some(">= 1 GB/s".to_owned()), met: Some(true), ..of_method.clone() };
+    assert!(has(&results, &of_method.id));
+    results.rows[0] = ResultRow { bytes: 4096, verified: false, ..of_method.clone() };
+    assert!(has(&results, &of_method.id));
+    // One size makes no chart.
+    results.rows = vec![of_method.clone()];
+    assert!(has(&results, &of_method.id));
 }
 
 /// Returns the points of the shape of a class in a chart.
@@ -346,6 +417,7 @@ fn every_record_is_drawn_soundly_and_short() {
         let lines = open.matches("<tr").count() + open.matches("<li").count();
         assert!(lines <= 400, "{name} has {lines} rows and items that are not folded");
         assert!(open.matches("<svg").count() <= 36, "{name}");
+        assert!(page.len() <= 400_000, "{name} has {} bytes", page.len());
     }
 }
 
