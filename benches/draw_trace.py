@@ -8,8 +8,8 @@ import html
 import sys
 from collections import defaultdict
 
-WIDTH, LEFT, ROW, HEAD = 1000, 240, 18, 26
-COLOURS = {"kernel": "#4f7cac", "copy": "#c8553d", "fill": "#8f8f8f"}
+WIDTH, LEFT, RIGHT, ROW, HEAD = 1000, 240, 24, 18, 26
+COLOURS = {"kernel": "#4f7cac", "copy": "#c8553d", "fill": "#8f8f8f", "wait": "#c9a227"}
 STYLE = (
     "text{font:11px sans-serif;fill:#222}.a{stroke:#ccc}.b{fill:#fff}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.a{stroke:#444}.b{fill:#181818}}"
@@ -90,7 +90,7 @@ def draw(tracks, slices, begin, end):
             levels = max(levels, len(open_until))
         tops[uuid], deepest = deepest, deepest + ROW * levels
     height = deepest + 8
-    x = lambda us: LEFT + (min(max(us, begin), end) - begin) / (end - begin) * (WIDTH - LEFT - 10)
+    x = lambda us: LEFT + (min(max(us, begin), end) - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"><style>{STYLE}</style>',
         f'<rect class="b" width="{WIDTH}" height="{height}"/>',

@@ -23,7 +23,10 @@ pub(super) fn index(records: &BTreeMap<String, Record>) -> String {
          Absolute figures hold for the machine that a record names. What carries over are the ratios: both sides of a\n\
          ratio were measured in one run. A row whose name ends in `#2` is a second run of that row. How the rows are\n\
          measured: [streams](streams.md), [memory](memory.md), [scaling](scaling.md). `cargo xtask bench --from FILE.json`\n\
-         draws a record as a page with charts.\n"
+         draws a record as a page with charts,\n\
+         such as [2026-11-30-1xH200-choices](2026-11-30-1xH200-choices.html) of the record 2026-11-30-1xH200-table. That page was opened in\n\
+         Chromium 156 in four forms: light, dark, on a screen of 390 px, where nothing but tables in boxes of their own scrolls sideways, and in\n\
+         print, where it has 7 pages of A4.\n"
     );
     if records.is_empty() {
         out.push_str("\nNothing is on record yet.\n");
