@@ -27,8 +27,8 @@ use crate::{
 /// The driver itself may still take time during the call, to copy pageable memory.
 ///
 /// # Errors
-/// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Nothing was
-/// enqueued then.
+/// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Unless the error
+/// [is partial](crate::Error::is_partial), nothing was enqueued then; else a part of the operation, or all of it, was done, and is over.
 pub fn try_submit(
     queue: &dyn Queue,
     operation: &Operation<'_>,

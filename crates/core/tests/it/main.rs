@@ -28,6 +28,7 @@ mod model;
 mod order;
 mod overtaking;
 mod pair_list;
+mod partial_failures;
 mod patterns;
 mod profile;
 mod range_guards;

@@ -123,6 +123,8 @@ pub(crate) struct MockQueue {
     timeline: Arc<dyn Timeline>,
     enqueued: Mutex<Vec<Vec<Fence>>>,
     pub(crate) refuse: AtomicBool,
+    /// Its refusals are of operations of which a part is done.
+    pub(crate) does_parts: AtomicBool,
     /// Ends every operation as it is enqueued.
     pub(crate) at_once: AtomicBool,
     /// Cannot wait for the fences of other queues.
@@ -196,6 +198,7 @@ impl MockQueue {
             timeline,
             enqueued: Mutex::default(),
             refuse: AtomicBool::new(false),
+            does_parts: AtomicBool::new(false),
             at_once: AtomicBool::new(false),
             waits_for_own_only: AtomicBool::new(false),
             silently_over,
@@ -305,7 +308,8 @@ unsafe impl Queue for MockQueue {
 impl MockQueue {
     fn enqueue_any(&self, after: &[Fence]) -> Result<Fence> {
         if self.refuse.load(Ordering::SeqCst) {
-            return Err(Error::new(ErrorKind::Device, "refused by the test"));
+            let error = Error::new(ErrorKind::Device, "refused by the test");
+            return Err(if self.does_parts.load(Ordering::SeqCst) { error.of_part() } else { error });
         }
         let mut enqueued = self.enqueued.lock();
         // One is enough for `last_after`, and ten thousand would keep as many fences alive.
