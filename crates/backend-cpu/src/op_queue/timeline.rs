@@ -20,6 +20,10 @@ unsafe impl Timeline for OpQueue {
         self.reached.load(Ordering::Acquire)
     }
 
+    fn enqueued(&self) -> u64 {
+        Self::enqueued(self)
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         if self.reached() < point {
             return Ok(false);

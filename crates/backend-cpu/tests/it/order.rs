@@ -3,10 +3,11 @@
 use std::{
     sync::{Arc, mpsc},
     task::{Wake, Waker},
+    thread,
 };
 
 use parking_lot::Mutex;
-use transload_core::{Backend, Operation, Pattern, StreamPriority, Timing, submit};
+use transload_core::{Access, Backend, Fence, Operation, Pattern, StreamPriority, Timing, submit};
 
 use crate::{allocate, backend, gate::Gate, lease, lease_at, noise};
 
@@ -116,6 +117,31 @@ impl Wake for Note {
     fn wake(self: Arc<Self>) {
         self.1.lock().push(self.0);
     }
+}
+
+#[test]
+fn loan_ended_after_a_future_point_hides_no_work_in_flight() {
+    let (backend, gate) = (backend(1, usize::MAX), Gate::new());
+    let (src, dst) = (allocate(&backend, 100), allocate(&backend, 100));
+    let queue = lease(&backend);
+    submit(&gate, &Operation::Fill { dst: &dst, pattern: Pattern::U8(1) }, Timing::Off).unwrap();
+    let copied = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    let never = Fence::new(Arc::clone(queue.timeline()), 1000);
+    src.lend(Access::Read).unwrap().end_after(&[never]);
+    let (begun, is_begun) = mpsc::channel();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            begun.send(()).unwrap();
+            src.write().unwrap().fill(2);
+            copied.is_known_complete()
+        });
+        is_begun.recv().unwrap();
+        // Time enough for one that does not wait to show itself.
+        (0..10_000).take_while(|_| !writer.is_finished()).for_each(|_| thread::yield_now());
+        gate.open();
+        assert!(writer.join().unwrap(), "it wrote what a worker reads");
+    });
+    assert_eq!(*dst.read().unwrap(), [0; 100]);
 }
 
 #[test]

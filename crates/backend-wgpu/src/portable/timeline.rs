@@ -21,6 +21,10 @@ unsafe impl Timeline for Submissions {
         Self::reached(self)
     }
 
+    fn enqueued(&self) -> u64 {
+        Self::enqueued(self)
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         if Self::reached(self) < point && self.refresh() < point {
             return Ok(false);

@@ -22,6 +22,10 @@ unsafe impl Timeline for Submissions {
         Self::reached(self)
     }
 
+    fn enqueued(&self) -> u64 {
+        Self::enqueued(self)
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         if Self::reached(self) < point && self.refresh() < point {
             self.vulkan.end_lost_signals();

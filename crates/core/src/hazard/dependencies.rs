@@ -35,7 +35,7 @@ impl Dependencies {
     /// Adds a fence that the caller named, whatever of its timeline is known.
     #[cold]
     pub(crate) fn add_fence(&mut self, fence: &Fence) {
-        self.add(fence.timeline(), fence.point());
+        self.add(fence.timeline(), fence.enqueued_point());
         self.fold();
     }
 

@@ -43,7 +43,8 @@ pub fn next_timeline_id() -> TimelineId {
 /// * A point counts as reached by [`reached`](Self::reached), if [`poll`](Self::poll) returns `true` or an
 ///   error, when [`wait`](Self::wait) returns, and if [`wake_at`](Self::wake_at) returns `true`. This must
 ///   happen only when the work of that point and of all earlier ones no longer touches memory. A reached
-///   point stays reached.
+///   point stays reached. That is promised of points up to [`enqueued`](Self::enqueued), which no work in
+///   flight is later than: for a later one, `wait` may return an error at once.
 /// * Its [`id`](Self::id) comes from [`next_timeline_id`], and no other timeline has it.
 pub unsafe trait Timeline: Send + Sync + 'static {
     /// Returns its id.
@@ -56,6 +57,11 @@ pub unsafe trait Timeline: Send + Sync + 'static {
     /// operations count as complete, and a lost device has reached every point, so that memory can be
     /// reclaimed.
     fn reached(&self) -> u64;
+
+    /// Returns the last point that was enqueued, or a later one if that is not known. Never decreases.
+    fn enqueued(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Queries whether `point` is reached. Blocks only to find the cause of a failed query.
     ///
@@ -150,7 +156,8 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Creates a fence of the timeline's `point`-th operation.
+    /// Creates a fence of the timeline's `point`-th operation. If that is not enqueued yet, uses and operations
+    /// that are to come after it come after the last one that is.
     #[must_use]
     #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
@@ -245,6 +252,12 @@ impl Fence {
     #[inline]
     pub(crate) fn move_to(&mut self, point: u64) {
         self.point = point;
+    }
+
+    /// Returns its point, or the last enqueued one if that is earlier. Nothing can be in flight at a later one, and it
+    /// would hide earlier points of the timeline that are.
+    pub(crate) fn enqueued_point(&self) -> u64 {
+        self.point.min(self.timeline.enqueued())
     }
 
     /// Returns whether both are the same point of the same timeline.

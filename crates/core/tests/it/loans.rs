@@ -2,11 +2,14 @@
 
 use std::{sync::Arc, thread};
 
-use transload_core::{Access, ErrorKind, MemoryKind, Reclaimer};
+use transload_core::{
+    Access, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Reclaimer, Timing,
+    Turns, submit_after, try_submit_after,
+};
 
 use crate::{
     failures::{assert_source_failed, damaged},
-    mock::{MockQueue, buffer, key, memory},
+    mock::{DEVICE, MockQueue, buffer, key, memory, storage_at},
 };
 
 #[test]
@@ -169,5 +172,29 @@ fn loan_tells_the_failure_of_work_that_was_in_flight() {
         [&written, &copied]
             .into_iter()
             .for_each(|lent| assert_source_failed(lent.lend(access), "disk on fire"));
+    }
+}
+
+#[test]
+fn points_not_enqueued_yet_hide_no_work_in_flight() {
+    for way in ["loan", "new buffer", "submission", "attempt"] {
+        let (first, second) = (MockQueue::new(), MockQueue::new());
+        let never = [Fence::new(Arc::clone(first.timeline()), 1000)];
+        let (storage, _) = storage_at(Place::new(DEVICE, MemoryKind::Device), 8, true);
+        let behind = if way == "new buffer" { &never[..] } else { &[] };
+        let shared = RawBuffer::new_after(Box::new(storage), &Arc::default(), behind);
+        let read = first.copy(&shared, &buffer(8)).unwrap();
+        if way == "loan" {
+            shared.lend(Access::Read).unwrap().end_after(&never);
+        }
+        let write = Operation::Fill { dst: &shared, pattern: Pattern::U8(1) };
+        match way {
+            "submission" => drop(submit_after(&second, &write, &never, Timing::Off).unwrap()),
+            "attempt" => {
+                drop(try_submit_after(&second, &write, &never, Timing::Off, &Turns::default()).unwrap());
+            }
+            _ => drop(second.write(&shared).unwrap()),
+        }
+        assert_eq!(second.last_after(), [key(&read)], "{way}");
     }
 }

@@ -348,6 +348,10 @@ unsafe impl Timeline for MockLine {
         self.reached.load(Ordering::SeqCst)
     }
 
+    fn enqueued(&self) -> u64 {
+        self.state.lock().last
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         self.polls.fetch_add(1, Ordering::SeqCst);
         if self.reached() < point && !self.silently_over.load(Ordering::SeqCst) {

@@ -240,6 +240,10 @@ unsafe impl Timeline for ExternalTimeline {
         self.reached.fetch_max(reached, Ordering::AcqRel).max(reached)
     }
 
+    fn enqueued(&self) -> u64 {
+        self.inner.enqueued()
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         let outcome = self.inner.poll(point);
         let is_open = || self.is_lost() && !self.earlier(point).iter().all(Fence::is_complete);

@@ -380,6 +380,10 @@ unsafe impl Timeline for StreamTimeline {
         self.events.points.reached()
     }
 
+    fn enqueued(&self) -> u64 {
+        self.events.points.issued()
+    }
+
     fn poll(&self, point: u64) -> Result<bool> {
         // Read before the query: if the stream is then idle, every point up to here is complete.
         let given = self.events.points.issued();
