@@ -16,8 +16,8 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Operation, OperationSample, PendingStamp, PointSignal, QueueTally, Result, SinkSlot,
-    Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
+    Error, ErrorKind, Fence, Operation, OperationSample, PendingStamp, PointSignal, QueueTally, Result,
+    SinkSlot, Stamp, StreamPriority, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
 };
 use transload_executor::{Executor, yield_now};
 
@@ -118,10 +118,12 @@ struct RunPermit {
 
 impl Drop for RunPermit {
     fn drop(&mut self) {
-        // The task never ran, since no thread could be started for it. Another task would fail likewise, so end all
-        // operations.
+        // The task never ran, since no thread could be started for it. Another task would fail likewise, so end the
+        // operations. Not one that must still wait for others, which was enqueued after a worker had been started: a task
+        // is started for it and the rest.
+        let may_end = |op: &QueuedOp| op.after.iter().all(Fence::is_known_complete);
         while !self.begun
-            && let Some(op) = self.queue.pop()
+            && let Some(op) = self.queue.pop_if(may_end)
         {
             drop(RunningOp {
                 queue: &self.queue,
@@ -285,9 +287,14 @@ impl OpQueue {
     }
 
     fn pop(&self) -> Option<QueuedOp> {
+        self.pop_if(|_| true)
+    }
+
+    /// Takes the first operation, if it is one for which `which` holds.
+    fn pop_if(&self, which: impl FnOnce(&QueuedOp) -> bool) -> Option<QueuedOp> {
         let mut state = self.state.lock();
         state.is_spawned = false;
-        let op = state.ops.pop_front()?;
+        let op = state.ops.pop_front_if(|op| which(op))?;
         state.running = op.after.is_empty().then_some(op.point);
         Some(op)
     }
