@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage,
     OperationSampling, OperationSink, PathCost, Place, Pod, QueueLease, RawBuffer, Reclaimer, ResourceCounts,
-    Result, SharedBuffer, StreamPriority, WorkloadType, events::report, host_memory,
+    Result, SharedBuffer, Storage, StreamPriority, WorkloadType, events::report, host_memory,
 };
 use transload_executor::{DropQueue, Executor};
 
@@ -72,7 +72,7 @@ impl CpuBackend {
         // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; there is no
         // other reference to them.
         let storage = unsafe { owned_storage(PodVec(Mutex::new(elements)), address, len, &self.counters) };
-        RawBuffer::new(storage, &self.reclaimer)
+        self.wrapped(storage)
     }
 
     /// Returns the vector that [`wrap_vec`](Self::wrap_vec) took over, without a copy. Never blocks.
@@ -97,7 +97,7 @@ impl CpuBackend {
         // nothing borrows it mutably before its drop.
         let storage =
             unsafe { counted_storage(owner, address, len, false, &self.counters, self.drops_of::<O>()) };
-        RawBuffer::new(storage, &self.reclaimer)
+        self.wrapped(storage)
     }
 
     /// Creates a buffer over `len` bytes of an owner, which is dropped as that of [`wrap_readonly`](Self::wrap_readonly) is. The owner
@@ -117,6 +117,12 @@ impl CpuBackend {
         // SAFETY: the caller's promise.
         let storage =
             unsafe { counted_storage(owner, address, len, true, &self.counters, self.drops_of::<O>()) };
+        self.wrapped(storage)
+    }
+
+    /// Returns a buffer over wrapped memory. Frees such memory that was dropped in use before, since its owner may never allocate.
+    fn wrapped(&self, storage: Box<dyn Storage>) -> RawBuffer {
+        self.reclaimer.sweep();
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -232,11 +238,15 @@ impl Backend for CpuBackend {
     /// Fails with [`ErrorKind::Unsupported`] on a thread of an executor, such as in a waker or an owner's `drop` there: it
     /// would wait for itself.
     fn drain(&self) -> Result<()> {
+        // Refused before it waits for anything.
+        self.executor.drain()?;
+        let mut outcome = self.queues.drain();
+        // An operation reaches its point before its task drops the buffers, and that task may have been started meanwhile.
         if !transload_core::mutant!("cpu/drain-tasks") {
-            self.executor.drain()?;
+            outcome = outcome.and(self.executor.drain());
         }
         // Owners may use this memory, and free more of it.
-        let outcome = self.queues.drain().and(self.drops.drain()).and(self.reclaimer.drain());
+        let outcome = outcome.and(self.drops.drain()).and(self.reclaimer.drain());
         report::emit_deferred();
         outcome
     }

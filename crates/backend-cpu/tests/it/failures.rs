@@ -23,8 +23,8 @@ use crate::{allocate, backend, gate::Gate, lease};
 pub(crate) const REFUSED: usize = 4243;
 
 /// The first write of each of these sizes is held until its test releases it: 0 before, 1 while held, 2 after.
-const HELD: [usize; 2] = [4247, 4253];
-static HOLDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+const HELD: [usize; 3] = [4247, 4253, 4259];
+static HOLDS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 
 pub(crate) fn refuse() {
     host_access::set_hook(|_, bytes, access| {
@@ -42,7 +42,11 @@ pub(crate) fn refuse() {
 }
 
 /// Submits a fill of `HELD[index]` bytes on another thread, where it is held.
-fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thread::JoinHandle<()> {
+pub(crate) fn hold(
+    index: usize,
+    backend: &Arc<CpuBackend>,
+    queue: &Arc<QueueLease>,
+) -> thread::JoinHandle<()> {
     refuse();
     let (buffer, queue) = (allocate(backend, HELD[index]), Arc::clone(queue));
     let submitter = thread::spawn(move || {
@@ -53,6 +57,11 @@ fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thr
         thread::yield_now();
     }
     submitter
+}
+
+/// Lets a fill held by [`hold`] go on.
+pub(crate) fn let_go(index: usize) {
+    HOLDS[index].store(2, Ordering::SeqCst);
 }
 
 /// Has another thread block in `wait`, releases the held operation, and checks that the thread is woken.
@@ -67,7 +76,7 @@ fn is_woken_after(index: usize, wait: impl FnOnce() + Send + 'static) {
     // Time enough for one that does not wait to show itself, and for one that does to sleep.
     (0..10_000).take_while(|_| !waiting.is_finished()).for_each(|_| thread::yield_now());
     assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty), "it did not wait");
-    HOLDS[index].store(2, Ordering::SeqCst);
+    let_go(index);
     assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(()), "it was not woken");
 }
 

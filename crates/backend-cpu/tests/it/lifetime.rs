@@ -13,11 +13,11 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_backend_cpu::CpuBackend;
-use transload_core::{Backend, ErrorKind, KeptRegistration, Operation, Pattern, Timing, submit};
+use transload_core::{Backend, ErrorKind, KeptRegistration, Operation, Pattern, RawBuffer, Timing, submit};
 
 use crate::{
     allocate, backend,
-    failures::{REFUSED, refuse},
+    failures::{REFUSED, hold, let_go, refuse},
     gate::Gate,
     lease, noise,
 };
@@ -112,6 +112,32 @@ fn owner_that_needs_a_lock_holds_up_no_thread() {
     backend.drain().unwrap();
     assert_eq!(dropped.try_iter().collect::<Vec<_>>(), [true, true]);
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+}
+
+#[test]
+fn wrapping_frees_memory_that_was_dropped_in_use() {
+    let backend = backend(1, usize::MAX);
+    let dst = allocate(&backend, 100);
+    let mut bytes = vec![1_u8; 100];
+    let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
+    let wrapped: [&dyn Fn() -> RawBuffer; 3] = [
+        &|| backend.wrap_vec(vec![1_u8; 100]),
+        &|| backend.wrap_readonly([1_u8; 100]),
+        // SAFETY: `bytes` outlives the buffer, and is not touched meanwhile.
+        &|| unsafe { backend.wrap_raw((), address, 100) },
+    ];
+    for wrap in wrapped {
+        for _ in 0..100 {
+            let (gate, src) = (Gate::new(), wrap());
+            submit(&gate, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+            drop(src);
+            gate.open();
+        }
+        let pending = backend.resource_counts().pending_free;
+        assert!(pending <= 1, "{pending} wrapped owners are kept");
+    }
+    backend.drain().unwrap();
+    assert_eq!(backend.resource_counts().allocations, 1);
 }
 
 #[test]
@@ -226,6 +252,38 @@ fn drain_waits_for_workers_to_drop_buffers() {
         (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
         let_go.send(()).unwrap();
         assert_eq!(drain.join().unwrap(), 1);
+    });
+}
+
+#[test]
+fn drain_waits_for_tasks_of_operations_queued_after_inline_ones() {
+    let backend = backend(1, usize::MAX);
+    let queue = Arc::new(lease(&backend));
+    let submitter = hold(2, &backend, &queue);
+    let (src, dst) = (backend.wrap_vec(vec![1_u8; 10]), allocate(&backend, 10));
+    let fence = submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    let (release, held) = mpsc::channel();
+    assert!(!fence.timeline().wake_at(fence.point(), &Waker::from(Arc::new(Hold(Mutex::new(held))))));
+    drop((src, dst));
+    let (begun, is_begun) = mpsc::channel();
+    thread::scope(|scope| {
+        let drain = scope.spawn(|| {
+            begun.send(()).unwrap();
+            backend.drain().unwrap();
+            backend.resource_counts()
+        });
+        is_begun.recv().unwrap();
+        // Time enough for it to wait for the queue, which has no task yet.
+        (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
+        let_go(2);
+        fence.wait().unwrap();
+        submitter.join().unwrap();
+        drop(queue);
+        // Time enough for a drain that does not wait to show itself.
+        (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
+        release.send(()).unwrap();
+        let left = drain.join().unwrap();
+        assert!(left.is_empty(), "{left}");
     });
 }
 

@@ -16,8 +16,8 @@ type Until = SmallVec<[Fence; 8]>;
 
 /// Keeps memory that was dropped in use, with the fences of the work that still uses it.
 ///
-/// Each backend has one, which it sweeps on allocation and when idle, and drains on request. Dropping a
-/// buffer never waits.
+/// Each backend has one, which it sweeps when it allocates or takes in memory, and drains on request.
+/// Dropping a buffer never waits.
 #[derive(Default)]
 pub struct Reclaimer {
     list: Mutex<List>,
