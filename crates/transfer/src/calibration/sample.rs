@@ -79,6 +79,11 @@ impl Sample {
         self.spent += all;
     }
 
+    /// Adds the time of what is no measurement to that which was spent.
+    pub(super) fn spend(&mut self, time: Duration) {
+        self.spent += time;
+    }
+
     /// Returns whether more measurements would tell little.
     pub(super) fn is_precise(&self) -> bool {
         let count = self.times.len();
