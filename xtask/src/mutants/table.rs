@@ -72,8 +72,7 @@ limit. The list names the test in advance; another failing test does not count.
 
 `RUSTFLAGS=\"--cfg mutants\" cargo xtask bundle` puts the faults into a bundle for a machine with a GPU, where the environment variable
 `TRANSLOAD_MUTANT` names one and `TRANSLOAD_TEST_DRIVER=real` has a test use the GPU. There `wgpu/cuda-waits` and `wgpu/waits-for-cuda`
-leave out the wait for one semaphore, and `wgpu/between-comes-after` is seen by `between::copies_come_after_what_a_framework_submitted`, too:
-a software adapter has no queue that only copies.
+leave out the wait for one semaphore.
 
 ";
 

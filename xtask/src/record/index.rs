@@ -64,7 +64,7 @@ pub(super) fn index(records: &BTreeMap<String, Record>) -> String {
          draws a record as a page with charts, such as [2026-11-30-1xH200-choices](2026-11-30-1xH200-choices.html) of the\n\
          record 2026-11-30-1xH200-table. That page was opened in Chromium 156 in four forms: light, dark, on a screen of 390 px,\n\
          where only tables scroll sideways, in boxes of their own, and in print, where it has 7 pages of A4.\n\n\
-         Of each theme the record of the newest day that measured it, and most rows of it that day, is shown with these rows.\n"
+         Of each theme a record of the newest day that measured it is shown with these rows: one that is mostly of that theme, if there is one.\n"
     );
     if records.is_empty() {
         out.push_str("\nNothing is on record yet.\n");
@@ -127,10 +127,10 @@ impl<'a> Part<'a> {
         Self { name, record, rows }
     }
 
-    /// Of one day the record with more rows of the theme is the newer one.
-    fn recency(&self) -> (&str, usize, usize) {
+    /// Of one day a record that is mostly of the theme comes before others, and then that with more rows of it.
+    fn recency(&self) -> (&str, bool, usize, usize) {
         let (date, ordinal) = recency(self.name);
-        (date, self.rows.len(), ordinal)
+        (date, 2 * self.rows.len() > self.record.rows.len(), self.rows.len(), ordinal)
     }
 
     fn write(&self, out: &mut String) {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_of_a_day_is_that_with_most_rows_then_the_last_ordinal() {
+    fn newest_of_a_day_is_mostly_of_the_theme_then_has_most_rows_then_the_last_ordinal() {
         let one = || of(&["scaling/host/64/wait"]);
         let names = [
             "2026-11-27-1xH100-more",
@@ -255,15 +255,20 @@ mod tests {
             "2026-11-26-2xH200-limits-ninth",
         ];
         let more = of(&["scaling/host/64/wait", "scaling/host/4096/wait"]);
+        let mut rows = vec!["scaling/host/64/wait"; 4];
+        rows.extend(["load/one/first/load"; 5]);
         let index = index_of([
+            ("2026-11-27-1xH100-mostly-loading", of(&rows)),
             (names[0], more),
             (names[1], one()),
             (names[2], one()),
             (names[3], one()),
             (names[4], one()),
         ]);
-        let at = |name: &str| index.find(&format!("[{name}]")).unwrap();
+        let scaling = section(&index, "Scaling");
+        let at = |name: &str| scaling.find(&format!("[{name}]")).unwrap();
         assert!(names.map(at).is_sorted(), "{index}");
+        assert!(at(names[3]) < at("2026-11-27-1xH100-mostly-loading"), "{index}");
     }
 
     #[test]

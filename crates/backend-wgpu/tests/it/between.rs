@@ -254,8 +254,9 @@ fn copies_come_after_what_a_framework_submitted() {
         let doubled = [vec![long; before], vec![buffer]].concat();
         framework.queue.submit(doubled.into_iter().map(|of| doubling(&framework.device, &pipeline, of)));
     };
-    let (long, buffer) = (framework.buffer(32 * MIB), framework.buffer(4 * MIB));
-    let ours = shared.setup.adopt(&buffer);
+    // Of an adopted buffer wgpu's own queue would copy.
+    let (long, ours) = (framework.buffer(32 * MIB), shared.setup.allocate(MemoryKind::Device, 4 * MIB));
+    let buffer = shared.setup.backend.buffer(&ours).unwrap();
     let theirs = shared.memory.allocate(MemoryKind::Device, ours.len()).unwrap();
     let (numbers, found) = (shared.setup.numbers(ours.len()), shared.pinned(ours.len()));
     let copy = |src: &RawBuffer, dst: &RawBuffer| shared.manager.copy(src, dst).wait().unwrap();
@@ -273,7 +274,7 @@ fn copies_come_after_what_a_framework_submitted() {
         copy(&ours, &found);
         assert_times(&found, 1);
     }
-    drop((theirs, ours, numbers, found));
+    drop((theirs, ours, buffer, numbers, found));
     shared.finish();
 }
 
