@@ -34,8 +34,10 @@ pub(crate) struct Extras<'a> {
     /// What is copied of the source and the destination, if it is not all.
     pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
-    /// Whether the calling thread waits for the end as soon as it is submitted.
+    /// Whether the calling thread waits for the end as soon as it, and what is submitted with it, is submitted.
     pub(crate) waits: bool,
+    /// Whether others are submitted with it, for which the thread may wait first.
+    pub(crate) has_others: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
     /// Methods that declined: a bit for each one's index. ZeroCopy, if a buffer is not mapped, although memory of its place usually is;
@@ -60,7 +62,7 @@ impl Extras<'_> {
     /// Returns whether the first step may be left to the wait of the calling thread. Not with an id: between submission and wait nobody
     /// else's code may run, since what is left to the wait does not begin before it.
     pub(crate) fn begins_by_waiting(&self) -> bool {
-        self.waits && self.id.is_none()
+        self.waits && !self.has_others && self.id.is_none()
     }
 
     /// Returns the methods that declined the transfer: a bit for each method's index.

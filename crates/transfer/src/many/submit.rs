@@ -97,7 +97,9 @@ impl<'a> ManyCopies<'a> {
                 TaskContext { turns, may_be_slow, deferral: Cell::default() }
             });
             // Several are waited for one after the other.
-            let waits = extras.waits && checked.groups.len() == 1 && checked.singles.is_none();
+            let is_one = checked.groups.len() == 1;
+            let waits = extras.waits && (is_one || checked.singles.is_some());
+            let has_others = !is_one || checked.singles.is_some() && pairs.len() > 1;
             // Not again where a task tries again, nor for each of the pairs.
             let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(group.input.bytes));
             let id = match checked.singles {
@@ -106,7 +108,7 @@ impl<'a> ManyCopies<'a> {
                 }
                 _ => id,
             };
-            let extras = Extras { id, task: context.as_ref(), waits, ..*extras };
+            let extras = Extras { id, task: context.as_ref(), waits, has_others, ..*extras };
             let transfer = match checked.singles {
                 None => manager.submit_group(group, Pieces::Pairs(pairs), self.wanted, (options, &extras)),
                 Some(pair) => match pairs.get(pair) {

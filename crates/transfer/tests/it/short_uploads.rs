@@ -11,7 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{ErrorKind, MemoryKind, Timing};
+use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Timing};
 use transload_transfer::TransferOptions;
 
 use crate::{
@@ -52,6 +52,43 @@ fn thread_that_waits_copies_a_short_upload_itself() {
         drop((src, dst));
         assert!(is_at_rest(&manager));
         assert_eq!(manager.staging_bytes(), 0);
+    });
+}
+
+/// One by one; also of lists with several paths.
+#[test]
+fn thread_that_waits_for_a_list_copies_its_short_uploads_itself() {
+    within("lists of short uploads", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 3 * BYTES);
+        manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
+        let me = thread::current().id();
+        let copies = Arc::new(AtomicUsize::new(0));
+        let _watch = hook::watch(&src, {
+            let copies = Arc::clone(&copies);
+            move |_| {
+                assert_eq!(thread::current().id(), me);
+                copies.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let part = |of: &RawBuffer, at: usize| of.slice(at * BYTES..(at + 1) * BYTES).unwrap();
+        let pairs = [0, 1, 2].map(|at| (part(&src, at), part(&dst, 2 - at)));
+        let (one, other) = pair(&manager, 1);
+        let mixed = [pairs[0].clone(), pairs[1].clone(), (other, one), pairs[2].clone()];
+        for (value, list) in (1..20).zip([&pairs[..], &pairs[..1], &mixed[..]].into_iter().cycle()) {
+            set_bytes(&src, value);
+            copies.store(0, Ordering::Relaxed);
+            let before = backend.enqueued();
+            manager.copy_many(list).way(ListWay::OneByOne).options(staged()).wait().unwrap();
+            let uploads = list.len().min(3);
+            assert_eq!(copies.load(Ordering::Relaxed), uploads);
+            assert!(backend.enqueued() - before >= uploads as u64);
+            for (src, dst) in list.iter().filter(|(src, _)| src.len() == BYTES) {
+                assert!(bytes(dst) == bytes(src) && bytes(dst)[0] == value);
+            }
+        }
+        drop((src, dst, pairs, mixed));
+        assert!(is_at_rest(&manager));
     });
 }
 
