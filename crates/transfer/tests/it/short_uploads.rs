@@ -12,7 +12,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{ErrorKind, ListWay, MemoryKind, RawBuffer, Timing};
-use transload_transfer::TransferOptions;
+use transload_executor::Executor;
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     MOCK, Mock, hook, is_at_rest,
@@ -59,7 +60,10 @@ fn thread_that_waits_copies_a_short_upload_itself() {
 #[test]
 fn thread_that_waits_for_a_list_copies_its_short_uploads_itself() {
     within("lists of short uploads", || {
-        let (manager, backend) = with(Mock::default());
+        let backend = Mock::default().build();
+        let executor = Executor::with_threads(4).unwrap();
+        let manager = CrossBackendTransferManager::builder().executor(&executor).build();
+        manager.register_backend(Arc::clone(&backend) as _).unwrap();
         let (src, dst) = pair(&manager, 3 * BYTES);
         manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap();
         let me = thread::current().id();
@@ -75,7 +79,8 @@ fn thread_that_waits_for_a_list_copies_its_short_uploads_itself() {
         let pairs = [0, 1, 2].map(|at| (part(&src, at), part(&dst, 2 - at)));
         let (one, other) = pair(&manager, 1);
         let mixed = [pairs[0].clone(), pairs[1].clone(), (other, one), pairs[2].clone()];
-        for (value, list) in (1..20).zip([&pairs[..], &pairs[..1], &mixed[..]].into_iter().cycle()) {
+        let threads = executor.live_threads();
+        let copy_each = |list: &[(RawBuffer, RawBuffer)], value: u8| {
             set_bytes(&src, value);
             copies.store(0, Ordering::Relaxed);
             let before = backend.enqueued();
@@ -86,7 +91,14 @@ fn thread_that_waits_for_a_list_copies_its_short_uploads_itself() {
             for (src, dst) in list.iter().filter(|(src, _)| src.len() == BYTES) {
                 assert!(bytes(dst) == bytes(src) && bytes(dst)[0] == value);
             }
+        };
+        for value in 1..40 {
+            copy_each(&pairs, value);
+            copy_each(&pairs[..1], value + 40);
         }
+        assert_eq!(executor.live_threads(), threads, "another thread was woken");
+        // One of them goes the other way.
+        copy_each(&mixed, 99);
         drop((src, dst, pairs, mixed));
         assert!(is_at_rest(&manager));
     });
