@@ -96,9 +96,10 @@ impl<'a> ManyCopies<'a> {
                 let turns = &checked.turns;
                 TaskContext { turns, may_be_slow, deferral: Cell::default() }
             });
-            // Several are waited for one after the other.
-            let is_one = checked.groups.len() == 1;
-            let waits = extras.waits && (is_one || checked.singles.is_some());
+            // Several are waited for one after the other, and only the last one is waited for as soon as it is submitted.
+            let (is_last, is_one) = (checked.next + 1 == checked.groups.len(), checked.groups.len() == 1);
+            let is_last_single = |pair| is_last && pair + 1 == pairs.len();
+            let waits = extras.waits && checked.singles.map_or(is_one, is_last_single);
             let has_others = !is_one || checked.singles.is_some() && pairs.len() > 1;
             // Not again where a task tries again, nor for each of the pairs.
             let id = *checked.id.get_or_insert_with(|| manager.context.transfer_id(group.input.bytes));
