@@ -36,9 +36,9 @@ const LONG_REPETITIONS: usize = 11;
 const LONG_CELL: Duration = Duration::from_millis(300);
 /// Repetitions after which a way is left that takes so many times as long as the best, and was not chosen.
 const FEW: usize = 2;
+const BEHIND: f64 = 3.0;
 /// Seconds up to which a list is timed right after one by the same way, as in a program that repeats its lists.
 pub(super) const SHORT: f64 = 1e-3;
-const BEHIND: f64 = 3.0;
 
 pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let (built_in, calibrated) = (manager(fixture)?, manager(fixture)?);
@@ -247,7 +247,6 @@ fn cell(
             || begun.elapsed() < CELL && measured.iter().any(|(_, times)| times.len() < 10 * fewest))
     {
         for (way, times) in &mut measured {
-            // Short ones take longer right after another way.
             if least(times) < SHORT {
                 run(**way)?;
             }

@@ -1,7 +1,8 @@
 //! Rows of what choices cost: after a calibration, the time of the chosen method over that of the best, for each path and size.
 //!
 //! A cell counts if its best two methods differ by more than a tenth, or the chosen one from the best. Methods take turns within a cell. Times are the host's, of copies
-//! that are waited for one after another.
+//! that are waited for one after another. What is chosen is what the plan says, and has that method's time. A choice that seems wrong by more than a tenth is measured a second
+//! time, which replaces the first also in the mean; one that seems right is not.
 
 mod busy;
 mod cell;
@@ -238,7 +239,7 @@ fn path_cells(
             || begun.elapsed() < CELL && times.iter().any(|times| times.len() < 10 * fewest)
         {
             for (method, times) in methods.iter().zip(&mut times) {
-                // Short ones take longer right after another method.
+                // As in a program that repeats them.
                 if times.last().is_none_or(|last| *last < lists::SHORT) {
                     copy(*method)?;
                 }

@@ -250,7 +250,7 @@ impl DeviceClock for EventClock {
         let event = event.ok_or_else(|| {
             Error::new(ErrorKind::InvalidArgument, format!("token {token} is not one of this clock"))
         })?;
-        // Almost always the first is complete: one call of the driver, which other threads' submissions then wait for.
+        // One call if it is complete, as it mostly is: other threads' submissions wait for calls of the driver.
         let time = || self.time_of(&event).map(Some);
         time().or_else(|_| if event.is_done()? { time() } else { Ok(None) }).map_err(lift)
     }

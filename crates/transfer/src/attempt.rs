@@ -34,9 +34,9 @@ pub(crate) struct Extras<'a> {
     /// What is copied of the source and the destination, if it is not all.
     pub(crate) rows: Option<&'a Rows>,
     pub(crate) staging: Staging,
-    /// Whether the calling thread waits for the end as soon as it, and what is submitted with it, is submitted.
+    /// Whether the calling thread submits nothing more, and waits.
     pub(crate) waits: bool,
-    /// Whether others are submitted with it, for which the thread may wait first.
+    /// Whether it then waits for others first, which it submitted before.
     pub(crate) has_others: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,

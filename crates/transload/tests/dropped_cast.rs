@@ -20,6 +20,7 @@ use transload::{
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
+use transload_core::{Access, Claims};
 use transload_cuda_sim::SimDevice;
 
 const ELEMENTS: usize = 1 << 20;
@@ -85,6 +86,8 @@ fn dropped_cast_writes_to_no_memory_of_the_next() {
             thread::yield_now();
         }
     }
+    // So that the next cast is not submitted after its copy.
+    let claims = Claims::acquire(&mut [(&to[1], Access::Read)]).unwrap();
     let trace = transload_cuda_sys::trace::start();
     let mut next = pin!(cast(1));
     while !trace.calls().iter().any(|call| call.name == "cuMemcpyHtoDAsync_v2") {
@@ -93,6 +96,7 @@ fn dropped_cast_writes_to_no_memory_of_the_next() {
     }
     GOES.wait();
     manager.executor().drain().unwrap();
+    drop(claims);
     pollster::block_on(next).unwrap();
     let found = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 2 * ELEMENTS).unwrap();
     manager.copy(&to[1], &found).wait().unwrap();

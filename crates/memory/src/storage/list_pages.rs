@@ -75,7 +75,7 @@ impl ListPages {
     /// if nothing lacks.
     ///
     /// # Errors
-    /// `OutOfMemory` at the limit of pinned memory; the driver's.
+    /// `OutOfMemory` at the limit of pinned memory; `Io` if the thread that frees lists cannot be started; the driver's.
     pub fn prepare(&self, context: &Context, stream: TimelineId, entries: usize) -> Result<()> {
         let lacking = {
             let kept = self.kept.lock();
@@ -103,7 +103,7 @@ impl ListPages {
     /// Writes a list to memory of its own. It counts against the limit of pinned memory until it is dropped.
     ///
     /// # Errors
-    /// `OutOfMemory` at the limit of pinned memory; the driver's.
+    /// `OutOfMemory` at the limit of pinned memory; `Io` if the thread that frees lists cannot be started; the driver's.
     pub fn fixed(&self, context: &Context, entries: &[ListEntry]) -> Result<FixedList> {
         let bytes = size_of_val(entries);
         let memory = MappedPage::new(context, bytes.max(1), self.limit())?;

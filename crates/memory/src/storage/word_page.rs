@@ -25,7 +25,7 @@ impl WordPage {
     /// Allocates a page in a context.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Io` if the thread that frees pages cannot be started; the driver's.
     pub fn new(context: &Context) -> Result<Self> {
         MappedPage::new(context, PAGE, &PinnedLimit::new(u64::MAX)).map(Self)
     }
