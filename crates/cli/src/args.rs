@@ -190,8 +190,8 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
-    /// The file to write. An earlier trace there, and those numbered after it, are replaced; anything else is not. One that is still being recorded
-    /// is refused.
+    /// The file to write. An earlier trace there, and those numbered after it, are replaced; anything else is not. One that is still being recorded,
+    /// or that another `transload trace` writes, is refused.
     #[arg(long, short, value_name = "FILE", default_value = "transload.pftrace")]
     pub(crate) output: PathBuf,
     /// Also record the exact spans of copy engines and kernels, which takes NVIDIA's CUPTI and slows driver calls.

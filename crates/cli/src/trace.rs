@@ -2,8 +2,8 @@
 
 use std::{
     env,
-    fs::{self, TryLockError},
-    io::{BufReader, ErrorKind, Write as _},
+    fs::{self, File, TryLockError},
+    io::{self, BufReader, ErrorKind, Write as _},
     path::{Path, PathBuf},
     process::{self, ExitCode, ExitStatus},
 };
@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     // The program may work in another folder.
     let output = std::path::absolute(&wanted.output)
         .map_err(|error| Failure::caused_by(Exit::Io, "the current folder is not known", error))?;
+    let _held = Held::of(&output)?;
     let earlier = make_room(&output)?;
     let ended = wait_for(wanted, &output, earlier)?;
     let traces = traces(&output);
@@ -45,12 +46,79 @@ pub(crate) fn run(arguments: &Arguments, wanted: &args::Trace) -> Result<ExitCod
     }
     for (file, contents) in traces.iter().filter(|_| !arguments.json) {
         // Nothing else can be done if printing fails.
-        let _ = writeln!(std::io::stderr(), "transload: {}: {}", file.display(), described(contents));
+        let _ = writeln!(io::stderr(), "transload: {}: {}", file.display(), described(contents));
         for advice in contents.iter().flat_map(|contents| &contents.advice) {
-            let _ = writeln!(std::io::stderr(), "  advice: {advice}");
+            let _ = writeln!(io::stderr(), "  advice: {advice}");
         }
     }
     Ok(code(ended))
+}
+
+/// The sole use of an output by this command: two that begin together would not see each other's files. It is the lock of an empty file next to the
+/// output, which is removed in the end; one that an interrupt left is used again.
+struct Held {
+    lock: PathBuf,
+    /// `None` once it was closed.
+    file: Option<File>,
+}
+
+impl Held {
+    fn of(output: &Path) -> Result<Self, Failure> {
+        let mut lock = output.to_owned().into_os_string();
+        lock.push(".lock");
+        let lock = PathBuf::from(lock);
+        // Neither a folder nor bytes are of this command.
+        if fs::symlink_metadata(&lock).is_ok_and(|found| !found.is_file() || found.len() > 0) {
+            return Err(exists_already(&lock));
+        }
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true);
+        // Nobody else can open it then, or remove it.
+        #[cfg(windows)]
+        std::os::windows::fs::OpenOptionsExt::share_mode(&mut options, 0);
+        let failed =
+            |error| Failure::caused_by(Exit::Input, format!("cannot write {}", lock.display()), error);
+        let file = match options.open(&lock) {
+            Err(error) if is_shared(&error) => return Err(being_recorded(output)),
+            opened => opened.map_err(failed)?,
+        };
+        #[cfg(unix)]
+        {
+            // Not every file system has locks. A file that was removed before it was locked was another run's, which has just ended.
+            let is_other = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+            let links = file.metadata().map_err(failed)?;
+            if is_other || std::os::unix::fs::MetadataExt::nlink(&links) == 0 {
+                return Err(being_recorded(output));
+            }
+        }
+        Ok(Self { lock, file: Some(file) })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Windows removes no open file, nor one that another run has opened by then.
+        if cfg!(windows) {
+            self.file = None;
+        }
+        // Nothing else can be done if that fails.
+        let _ = fs::remove_file(&self.lock);
+    }
+}
+
+/// Returns whether a file cannot be opened because another process has it.
+fn is_shared(error: &io::Error) -> bool {
+    const SHARING_VIOLATION: i32 = 32;
+    cfg!(windows) && error.raw_os_error() == Some(SHARING_VIOLATION)
+}
+
+fn being_recorded(file: &Path) -> Failure {
+    let text = format!("{} is being recorded now; name another file", file.display());
+    Failure::new(Exit::Input, text)
+}
+
+fn exists_already(file: &Path) -> Failure {
+    Failure::new(Exit::Input, format!("{} exists already; rename or remove it", file.display()))
 }
 
 /// Returns the files to which a program may have recorded.
@@ -79,7 +147,7 @@ impl Drop for Earlier {
 /// Returns whether a program that still runs records to the file: it has locked it then. On Windows it is not locked, but cannot be renamed.
 fn is_recorded_now(file: &Path) -> bool {
     // Where nothing can be locked, nothing is known.
-    fs::File::open(file).is_ok_and(|open| matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    File::open(file).is_ok_and(|open| matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// Renames the traces of an earlier run.
@@ -88,8 +156,7 @@ fn make_room(output: &Path) -> Result<Earlier, Failure> {
     for file in &earlier {
         let found = fs::symlink_metadata(file).ok().filter(|found| found.is_file());
         if found.is_some() && is_recorded_now(file) {
-            let text = format!("{} is being recorded now; name another file", file.display());
-            return Err(Failure::new(Exit::Input, text));
+            return Err(being_recorded(file));
         }
         if !found.is_some_and(|found| found.len() == 0 || read(file).is_ok()) {
             let text = format!("{} is no trace, and is not replaced; name another file", file.display());
@@ -102,8 +169,7 @@ fn make_room(output: &Path) -> Result<Earlier, Failure> {
         aside.push(".earlier");
         let aside = PathBuf::from(aside);
         if fs::symlink_metadata(&aside).is_ok() {
-            let text = format!("{} exists already; rename or remove it", aside.display());
-            return Err(Failure::new(Exit::Input, text));
+            return Err(exists_already(&aside));
         }
         fs::rename(&file, &aside).map_err(|error| {
             Failure::caused_by(Exit::Io, format!("cannot replace {}", file.display()), error)
@@ -111,7 +177,7 @@ fn make_room(output: &Path) -> Result<Earlier, Failure> {
         renamed.0.push((file, aside));
     }
     // Whether the program could write there.
-    let tried = fs::File::create_new(output).and_then(|_| fs::remove_file(output));
+    let tried = File::create_new(output).and_then(|_| fs::remove_file(output));
     tried.map_err(|error| {
         Failure::caused_by(Exit::Input, format!("cannot write {}", output.display()), error)
     })?;
@@ -151,7 +217,7 @@ fn traces(output: &Path) -> Vec<Recorded> {
 }
 
 fn read(file: &Path) -> Result<TraceContents, Failure> {
-    let open = fs::File::open(file).map_err(|error| Failure::caused_by(Exit::Io, "cannot read it", error))?;
+    let open = File::open(file).map_err(|error| Failure::caused_by(Exit::Io, "cannot read it", error))?;
     TraceContents::read(BufReader::new(open)).map_err(Failure::from)
 }
 

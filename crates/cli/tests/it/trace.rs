@@ -213,3 +213,64 @@ fn only_traces_are_replaced_and_options_of_devices_refused() {
     #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
     transload(&["--wgpu", "trace", "--", THIS, "devices"]).failed(2, &["to the program"]);
 }
+
+/// The commands' programs wait for the end of their input, with no runtime yet, or with one that has ended.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn runs_that_begin_together_do_not_share_a_file() {
+    use std::{
+        io::Read as _,
+        process::{Child, Stdio},
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("t.pftrace");
+    let begin = |script: &str| -> Child {
+        let mut command =
+            crate::command(&["trace", "--output", output.to_str().unwrap(), "--", "sh", "-c", script]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for records in ["read end", &format!("'{THIS}' devices >&2; echo; read end")] {
+        let script = format!("echo begun; {records}; '{THIS}' devices >&2; exit 7");
+        let mut runs: Vec<_> = (0..8).map(|_| begin(&script)).collect();
+        // Nothing is read from those that were refused.
+        let mut begun: Vec<_> =
+            runs.iter_mut().map(|run| run.stdout.as_mut().unwrap().read(&mut [0; 1]).unwrap() > 0).collect();
+        assert_eq!(begun.iter().filter(|begun| **begun).count(), 1, "runs of {records}");
+        if records != "read end" {
+            // A trace that has ended is that run's until it said what is in it.
+            let run = &mut runs[begun.iter().position(|begun| *begun).unwrap()];
+            let mut said = [0; "egun\n\n".len()];
+            run.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+            runs.push(begin(&script));
+            begun.push(false);
+        }
+        let files = usize::from(records != "read end") + 1;
+        // The last one first: it may not have been refused yet.
+        for (run, begun) in runs.into_iter().zip(begun).rev() {
+            let run = Ran::new(run.wait_with_output().unwrap());
+            if begun {
+                assert_eq!(run.code, Some(7), "{}", run.stderr);
+                assert_eq!(run.stderr.matches("pftrace: 0 slices").count(), files, "{}", run.stderr);
+            } else {
+                run.failed(2, &["t.pftrace is being recorded now", "name another file"]);
+            }
+        }
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), files, "nothing else is left");
+    }
+}
+
+#[test]
+fn lock_of_an_interrupted_run_is_no_obstacle_but_other_files_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, lock) = (folder.path().join("t.pftrace"), folder.path().join("t.pftrace.lock"));
+    fs::write(&lock, "").unwrap();
+    trace(&output, &["/nonexistent/program"]).failed(2, &["cannot run"]);
+    assert!(!lock.exists());
+    fs::write(&lock, "mine").unwrap();
+    trace(&output, &["/nonexistent/program"]).failed(2, &["t.pftrace.lock exists already"]);
+    assert_eq!(fs::read(&lock).unwrap(), b"mine");
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    trace(&output, &["/nonexistent/program"]).failed(2, &["t.pftrace.lock exists already"]);
+}
