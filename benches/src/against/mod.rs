@@ -147,7 +147,10 @@ pub fn run(options: &Options, old: &Path) -> Result<ExitCode> {
 fn program(path: &Path) -> Result<PathBuf> {
     let name = format!("transload-bench{}", env::consts::EXE_SUFFIX);
     let program = if path.is_dir() { path.join(name) } else { path.to_owned() };
-    program.canonicalize().with_context(|| format!("there is no program {}", program.display()))
+    let absent = || format!("there is no program {}; name one, or a folder that has it", program.display());
+    let found = program.canonicalize().with_context(absent)?;
+    ensure!(found.is_file(), "{}: it is no file", absent());
+    Ok(found)
 }
 
 /// Returns a program with the commit in its bundle's manifest.

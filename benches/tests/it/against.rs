@@ -61,3 +61,31 @@ fn planted_allocation_is_found_and_fails() {
     assert!(text.lines().any(|line| line.starts_with("worse") && line.contains(row)), "{text}");
     assert!(summary.contains("worse by 1 % or more: 2 of 2 rows"), "{summary}");
 }
+
+#[test]
+fn what_is_no_program_of_this_suite_is_refused() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-program");
+    let _absent = fs::remove_dir_all(&folder);
+    let name = format!("transload-bench{}", std::env::consts::EXE_SUFFIX);
+    let [empty, nested, text] = ["empty", "nested", "text"].map(|name| folder.join(name));
+    for made in [&empty, &nested.join(&name), &text] {
+        fs::create_dir_all(made).unwrap();
+    }
+    fs::write(text.join(&name), "no program").unwrap();
+    for (against, said) in [
+        (folder.join("absent"), "there is no program"),
+        (empty, "there is no program"),
+        (nested.clone(), "there is no program"),
+        (text.clone(), "starting"),
+        (text.join(&name), "starting"),
+    ] {
+        let mut program = Command::new(PROGRAM);
+        program.args(["--only", "cpu", "--quick", "--against"]).arg(&against);
+        let output = program.output().unwrap();
+        let (out, told) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+        assert_eq!((output.status.code(), out.len()), (Some(1), 0), "{told}");
+        let path = against.to_str().unwrap();
+        assert!(told.contains(said) && told.contains(path), "`{said}` of {path} is not in: {told}");
+        assert!(!told.contains("panicked"), "{told}");
+    }
+}

@@ -183,6 +183,29 @@ fn program_that_records_nothing_is_an_error() {
     trace(&output, &["sh", "-c", garbage]).failed(4, &["t.pftrace: not readable: no Perfetto trace"]);
 }
 
+/// A file that cannot grow is as a disk that is full.
+#[cfg(all(feature = "sim", target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn full_disk_is_said_and_the_program_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, output) = (crate::file(&folder, 5_000_000), folder.path().join("t.pftrace"));
+    let script = format!(
+        "ulimit -f 16; trap '' XFSZ; exec '{THIS}' copy '{file}' --to cuda:0 --simulate --chunk=4KiB"
+    );
+    let ran = trace(&output, &["sh", "-c", &script]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("all 5000000 bytes came back equal"), "{}", ran.stdout);
+    for said in ["t.pftrace: writing the trace failed after ", "; the program did not end it"] {
+        assert!(ran.stderr.contains(said), "`{said}` is not said in: {}", ran.stderr);
+    }
+    // What was written opens.
+    let bytes = fs::read(&output).unwrap();
+    let (packets, _) = crate::packets::read_prefix(&bytes);
+    assert!(crate::packets::Trace(packets).events().filter(|(_, event)| event.kind == 1).count() > 10);
+    // The shell's blocks have one of two sizes.
+    assert!([512, 1024].map(|block| 16 * block).contains(&bytes.len()), "{}", bytes.len());
+}
+
 #[test]
 fn only_traces_are_replaced_and_options_of_devices_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ mod engines;
 #[path = "../trace/fields.rs"]
 mod fields;
 mod flood;
+mod full_disk;
 mod host;
 #[cfg(any(target_os = "linux", windows))]
 mod idle_link;
