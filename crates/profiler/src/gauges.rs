@@ -28,12 +28,20 @@ pub(crate) struct Gauges {
 impl Gauges {
     /// Adds one. Each has a row of its own: a second one of a name has its number in its name.
     pub(crate) fn add(&mut self, mut name: String, unit: Unit, read: ReadGauge) {
-        let is_known = |name: &str| self.own.iter().any(|(known, ..)| known == name);
-        if is_known(&name) {
-            let mut names = (2_u64..).map(|number| format!("{name} ({number})"));
-            name = names.find(|name| !is_known(name)).unwrap_or_default();
+        if self.index_of(&name).is_some() {
+            name = self.numbered(&name);
         }
         self.own.push((name, unit, read));
+    }
+
+    fn index_of(&self, name: &str) -> Option<usize> {
+        self.own.iter().position(|(known, ..)| known == name)
+    }
+
+    /// Returns a name with the first number that makes it a new one.
+    fn numbered(&self, name: &str) -> String {
+        let mut names = (2_u64..).map(|number| format!("{name} ({number})"));
+        names.find(|name| self.index_of(name).is_none()).unwrap_or_default()
     }
 
     /// Reads the gauges and the backends' memory for a trace: user code and backends are called, so not under the collector's lock.
@@ -49,9 +57,14 @@ impl Gauges {
             at,
             value: bytes as f64,
         };
-        let by_name = memory(alive).into_iter();
-        let mut values: Vec<_> =
-            by_name.map(|(name, sum)| bytes(None, format!("allocated by {name}"), sum)).collect();
+        let mut values = Vec::new();
+        for (name, sum) in memory(alive) {
+            let name = format!("allocated by {name}");
+            if let Some(index) = self.index_of(&name) {
+                self.own[index].0 = self.numbered(&name);
+            }
+            values.push(bytes(None, name, sum));
+        }
         // Several backends may have one device.
         let mut by_device = BTreeMap::<_, u64>::new();
         for backend in alive {

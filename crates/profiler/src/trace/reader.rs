@@ -16,8 +16,9 @@ use super::{
 
 /// The key of a packet: field 1, with a length.
 const PACKET: u8 = 1 << 3 | 2;
-/// Longest packet: names and texts are cut, so that it takes some 40 KiB.
-const LONGEST: u64 = 1 << 20;
+/// Longest first packet, by which a file is known as a trace, and longest of the others: a slice may have any number of arguments.
+const LONGEST_FIRST: u64 = 1 << 20;
+const LONGEST: u64 = (1 << 28) - 1;
 
 /// What a Perfetto trace of this library contains, also one whose writer was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl TraceContents {
     pub fn read(mut from: impl BufRead) -> Result<Self> {
         let (mut contents, mut packet) = (Self::default(), Vec::new());
         let mut is_first = true;
-        while next(&mut from, &mut packet)? {
+        while next(&mut from, &mut packet, if is_first { LONGEST_FIRST } else { LONGEST })? {
             let read = TracePacket::decode(&packet[..]).map_err(|error| {
                 Error::caused_by(ErrorKind::InvalidArgument, "no trace of this library", error)
             })?;
@@ -95,8 +96,8 @@ fn foreign() -> Error {
     Error::new(ErrorKind::InvalidArgument, "no Perfetto trace of this library")
 }
 
-/// Reads a packet. `false` at the end, or if it is cut.
-fn next(from: &mut impl BufRead, packet: &mut Vec<u8>) -> Result<bool> {
+/// Reads a packet of at most so many bytes. `false` at the end, or if it is cut.
+fn next(from: &mut impl BufRead, packet: &mut Vec<u8>, most: u64) -> Result<bool> {
     let failed = |error| Error::caused_by(ErrorKind::Io, "reading the trace failed", error);
     let mut byte = || {
         let first = from.fill_buf().map_err(failed)?.first().copied();
@@ -113,7 +114,7 @@ fn next(from: &mut impl BufRead, packet: &mut Vec<u8>) -> Result<bool> {
         let Some(byte) = byte()? else { return Ok(false) };
         length |= u64::from(byte & 0x7F) << shift;
         shift += 7;
-        if length > LONGEST || shift > 21 {
+        if length > most || shift > 28 {
             return Err(foreign());
         }
         if byte < 0x80 {

@@ -154,6 +154,24 @@ fn memory_and_gauges_are_counters() {
 }
 
 #[test]
+fn gauge_with_the_name_of_a_backends_memory_has_a_row_of_its_own() {
+    let (backend, profiler, written) = (CpuBackend::new().unwrap(), timing_all(), Written::default());
+    profiler.attach(&(backend.clone() as _)).unwrap();
+    for value in [-1.0, -2.0] {
+        profiler.add_gauge("allocated by cpu", Unit::Count, move || Some(value));
+    }
+    profiler.enable().unwrap();
+    profiler.start_trace(written.clone(), TraceFormat::Perfetto, TraceOptions::new()).unwrap();
+    let _held = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1000).unwrap();
+    let trace = read(&profiler, &written);
+    let of = |name: &str| trace.points(name).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+    assert_eq!(of("allocated by cpu"), [0.0, 1000.0]);
+    let mut own = ["allocated by cpu (2)", "allocated by cpu (3)"].map(of);
+    own.sort_by(|one, other| one.partial_cmp(other).unwrap());
+    assert_eq!(own, [[-2.0], [-1.0]]);
+}
+
+#[test]
 fn transfer_without_a_handle_is_drawn_with_its_end() {
     let (test, backend, profiler) = setup();
     let device = DeviceId::Cuda(test.ordinal());

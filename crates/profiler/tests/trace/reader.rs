@@ -1,9 +1,9 @@
 //! What the library reads of its own traces.
 
 use transload_core::ErrorKind;
-use transload_profiler::{TraceContents, TraceFormat, TraceOptions};
+use transload_profiler::{Argument, Slice, TraceContents, TraceFormat, TraceOptions};
 
-use super::{example, packets, written};
+use super::{example, packets, slice, written};
 
 #[test]
 fn trace_is_read_back_up_to_any_cut() {
@@ -37,4 +37,18 @@ fn what_is_no_trace_is_refused() {
         let error = TraceContents::read(bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{bytes:?}");
     }
+}
+
+#[test]
+fn slice_with_any_number_of_arguments_is_read_back() {
+    let text = "x".repeat(4096);
+    let arguments = vec![("name", Argument::Text(&text[..])); 1000];
+    let (bytes, _) = written(TraceFormat::Perfetto, TraceOptions::new(), |trace| {
+        let track = trace.track(None, "t").unwrap();
+        trace.slice(track, &Slice { arguments: &arguments, ..slice("many", 0, 1) }).unwrap();
+        trace.slice(track, &slice("none", 2, 3)).unwrap();
+    });
+    assert_eq!(TraceContents::read(&bytes[..]).unwrap().slices, 2);
+    let cut = TraceContents::read(&bytes[..bytes.len() / 2]).unwrap();
+    assert_eq!((cut.slices, cut.summary), (0, None));
 }
