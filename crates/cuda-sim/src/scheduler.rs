@@ -460,7 +460,8 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let (device, number) = (own.device, own.number);
     let waited =
         op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
-    let mut ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
+    let begin = if own.is_after_event { timing::after_event(&op.work) } else { 0 };
+    let mut ready = own.time.saturating_add(begin).max(op.enqueued_at).max(waited.unwrap_or(0));
     if matches!(op.work, Work::Word { .. } | Work::Host(_)) {
         // The host wrote it, or returned, now.
         ready = ready.max(state.now(device));
@@ -470,15 +471,12 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     if let Some(pace) = state.device(device).options.pace {
         pace.wait_until(end);
     }
-    if let Work::Record { event, generation } = op.work
-        && let Some(event) = state.events.get_mut(&event)
-        && event.generation == generation
-    {
-        event.time = Some(end);
-        if event.timing {
-            state.record_event_time(device, number, end);
+    let is_after_event = match op.work {
+        Work::Record { event, generation } => {
+            state.record_event_time((device, number), (event, generation), end)
         }
-    }
+        _ => false,
+    };
     activities::record(
         state.device(device),
         op,
@@ -491,6 +489,7 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
         own.busy = false;
         own.completed = op.position;
         own.time = end;
+        own.is_after_event = is_after_event;
         if own.destroyed && own.queue.is_empty() {
             state.streams.remove(&stream);
         }

@@ -137,6 +137,8 @@ pub(crate) struct Stream {
     pub(crate) busy: bool,
     /// Virtual time at which its last completed operation ended.
     pub(crate) time: u64,
+    /// Whether that was an event that has a time: what follows it begins a while later.
+    pub(crate) is_after_event: bool,
     pub(crate) clock: Clock,
 }
 
@@ -272,6 +274,7 @@ impl State {
                 completed: 0,
                 busy: false,
                 time,
+                is_after_event: false,
                 clock: Clock::new(),
             },
         );
@@ -376,8 +379,22 @@ impl State {
         keep(&mut self.device_mut(device).executed, (stream, name));
     }
 
-    pub(crate) fn record_event_time(&mut self, device: u32, stream: u32, time: u64) {
-        keep(&mut self.device_mut(device).event_times, (stream, time));
+    /// Returns whether it is an event that has a time.
+    pub(crate) fn record_event_time(
+        &mut self,
+        (device, stream): (u32, u32),
+        (event, generation): (u64, u64),
+        time: u64,
+    ) -> bool {
+        let Some(event) = self.events.get_mut(&event).filter(|event| event.generation == generation) else {
+            return false;
+        };
+        event.time = Some(time);
+        let has_time = event.timing;
+        if has_time {
+            keep(&mut self.device_mut(device).event_times, (stream, time));
+        }
+        has_time
     }
 
     /// Resolves a stream handle: null, legacy and per-thread handles refer to default streams of the context.

@@ -121,6 +121,14 @@ pub(crate) fn cost(
     }
 }
 
+/// Returns how many nanoseconds after an event an operation begins: as many as another event takes, as on an H200.
+pub(crate) fn after_event(work: &Work) -> u64 {
+    match work {
+        Work::Record { .. } | Work::Wait | Work::Host(_) | Work::Word { .. } | Work::WriteWord { .. } => 0,
+        _ => EVENT_NS,
+    }
+}
+
 fn link(copy: &Copy, device: &SimDeviceBuilder, memory: &Memory, peers_enabled: bool) -> (Engine, f64) {
     let on = |place: &Operand| match place {
         Operand::Address(address) => {

@@ -93,10 +93,11 @@ impl Pending {
             }?;
         }
         let Some(begun) = self.begun else { return Ok(None) };
-        // The operation begins when the stamp before it is done.
-        let stamp = self.end.clock().stamp_length().as_nanos();
-        let begun = begun.saturating_add(i64::try_from(stamp).unwrap_or(i64::MAX));
-        Ok(self.end.time()?.map(|end| (begun.min(end), end)))
+        let Some(ended) = self.end.time()? else { return Ok(None) };
+        // It begins so long after the stamp before it, and ends so long before the other.
+        let stamp = i64::try_from(self.end.clock().stamp_length().as_nanos()).unwrap_or(i64::MAX);
+        let begin = begun.saturating_add(stamp).min(ended);
+        Ok(Some((begin, ended.saturating_sub(stamp).max(begin))))
     }
 }
 
