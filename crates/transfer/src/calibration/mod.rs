@@ -32,7 +32,7 @@ use crate::CrossBackendTransferManager;
 
 impl CrossBackendTransferManager {
     /// Measures each method on each path between two devices, and within one, and chooses methods by that from now on. Blocks for up
-    /// to 3 seconds for each pair of devices, by default.
+    /// to 6 seconds for each pair of devices, by default.
     ///
     /// Each time is that of copies one after another, each waited for, on an idle machine: other work on its devices makes it wrong.
     /// Sizes are steps of 4 from 256 bytes on, and finer where another method may be the fastest. Paths with unified memory are not measured,
