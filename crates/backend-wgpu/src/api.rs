@@ -29,6 +29,17 @@ pub(crate) trait ApiDevice: Any + Send + Sync {
     /// Returns whether a queue copies between two places.
     fn can_copy(&self, src: Place, dst: Place) -> bool;
 
+    /// See [`Backend::checks_copies`](transload_core::Backend::checks_copies), for its device memory.
+    fn checks_copies(&self) -> bool {
+        false
+    }
+
+    /// See [`Backend::check_copy`](transload_core::Backend::check_copy).
+    fn check_copy(&self, src: Option<&RawBuffer>, dst: Option<&RawBuffer>) -> Result<()> {
+        let _ = (src, dst);
+        Ok(())
+    }
+
     /// Returns whether the host's threads copy between two places, at least one of which is its memory: the device's if it is mapped.
     fn is_mapped_between(&self, src: Place, dst: Place) -> bool {
         let _ = (src, dst);

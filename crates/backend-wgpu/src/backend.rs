@@ -112,6 +112,15 @@ impl Backend for WgpuBackend {
         self.devices.iter().find(|device| device.can_copy(src, dst)).map(|device| device.info().id)
     }
 
+    fn checks_copies(&self, place: Place) -> bool {
+        place.kind == MemoryKind::Device
+            && self.device_of(place.device).is_ok_and(|device| device.checks_copies())
+    }
+
+    fn check_copy(&self, src: Option<&RawBuffer>, dst: Option<&RawBuffer>) -> Result<()> {
+        self.devices.iter().try_for_each(|device| device.check_copy(src, dst))
+    }
+
     /// Returns the host for a device whose memory is the host's: its threads copy.
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         self.devices.iter().any(|device| device.is_mapped_between(src, dst)).then_some(DeviceId::Cpu)

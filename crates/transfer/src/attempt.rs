@@ -40,8 +40,7 @@ pub(crate) struct Extras<'a> {
     pub(crate) has_others: bool,
     /// Whether a method that it explored failed, so that the best one takes it.
     pub(crate) has_explored: bool,
-    /// Methods that declined: a bit for each one's index. ZeroCopy, if a buffer is not mapped, although memory of its place usually is;
-    /// DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants the peer no access, which rows need.
+    /// Methods that declined: a bit for each one's index. DirectCopy, whose queue copies through memory of its own, which was short; PeerToPeer, if memory grants the peer no access, which rows need.
     pub(crate) declined: u8,
     /// Why the last of them did, if that is the reason where no method is left.
     pub(crate) cause: Option<&'a Error>,
@@ -150,14 +149,6 @@ impl CrossBackendTransferManager {
             return Ok(self.after_exploration(candidate, again));
         }
         let (method, path) = (candidate.method(), candidate.info.stats.path);
-        if method == TransferMethod::ZeroCopy
-            && candidate.route.lane.is_cpu()
-            && error.kind() == ErrorKind::Unsupported
-            && !transload_core::mutant!("transfer/unmapped-buffer-declines")
-        {
-            // Such as a buffer that a framework made.
-            return Ok(self.attempt_without_method(method, path, None, again));
-        }
         if method == TransferMethod::PeerToPeer
             && error.kind() == ErrorKind::Unsupported
             && again.1.1.is_some_and(|extras| extras.rows.is_some())

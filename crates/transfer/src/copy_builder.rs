@@ -17,7 +17,7 @@ use crate::{
     CrossBackendTransferManager, Plan, TransferOptions,
     attempt::{Deferral, Extras, TaskContext},
     context::ManagerContext,
-    planning::request::PlanInput,
+    planning::{copied::Copied, request::PlanInput},
     staging::{REGISTERED_FROM, registered_path},
     strided::{Rows, StridedCopy},
     task_submission::{TaskSubmission, Work, is_pageable},
@@ -199,14 +199,18 @@ impl<'a> CopyBuilder<'a> {
     pub fn plan(&self) -> Result<Plan> {
         let queue = self.extras.as_ref().and_then(|extras| extras.order.queue).map(|queue| queue.device());
         let strided = self.extras.as_ref().and_then(|extras| extras.strided.as_ref());
-        let (mut input, options) = match strided {
-            None => (PlanInput::of(self.src, self.dst)?, self.options),
-            Some(strided) => (strided.input()?, strided.options(self.manager, &self.options, queue)),
+        let (mut input, options, copied) = match strided {
+            None => {
+                (PlanInput::of(self.src, self.dst)?, self.options, Copied::new((self.src, self.dst), None))
+            }
+            Some(strided) => {
+                (strided.input()?, strided.options(self.manager, &self.options, queue), strided.copied())
+            }
         };
         if input.bytes >= REGISTERED_FROM && strided.is_none_or(|strided| strided.rows.is_none()) {
             input.path = registered_path(self.src, self.dst, &options);
         }
-        self.manager.plan_on(&input, &options, queue)
+        self.manager.plan_on(&input, &options, queue, copied)
     }
 
     /// Copies this instead of all bytes.

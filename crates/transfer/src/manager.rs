@@ -20,10 +20,11 @@ use crate::{
     methods::TransferRequest,
     planning::{
         candidate::{Candidate, Excluded},
+        copied::Copied,
         engine_queue::COUNTED_FROM,
         planner::Choice,
         registry::{Registry, RouteCacheGuard},
-        request::{PlanInput, ranges},
+        request::{PlanInput, foreign_path, ranges},
     },
     report_events,
     staging::{REGISTERED_FROM, registered_path},
@@ -140,7 +141,7 @@ impl CrossBackendTransferManager {
         let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         // Unlike a buffer, a plan may name memory that no device offers.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place, bytes))?;
-        self.plan_on(&input, options, None)
+        self.plan_on(&input, options, None, Copied::Any)
     }
 
     pub(crate) fn plan_on(
@@ -148,12 +149,14 @@ impl CrossBackendTransferManager {
         input: &PlanInput,
         options: &TransferOptions,
         queue: Option<DeviceId>,
+        copied: Copied<'_>,
     ) -> Result<Plan> {
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, &input.path)?;
         let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
-        let excluded = Excluded { unsuited, ..Excluded::default() };
-        let choice = routes.choose(input, options, &self.context, excluded)?;
+        let excluded = Excluded { unsuited, unfit: routes.unfit(copied), ..Excluded::default() };
+        let choice = routes.choose(input, options, &self.context, excluded);
+        let choice = choice.map_err(|error| routes.with_cause(error, copied))?;
         let chosen = &routes.candidates[choice.index];
         let others = routes.predictions(input.bytes, choice.excluded);
         let others = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen));
@@ -338,8 +341,13 @@ impl CrossBackendTransferManager {
             Ok(routes) => routes,
             Err(error) => return self.refuse(id(), error),
         };
-        if let Some(path) = routes.foreign_path(transfer.0, input) {
-            return self.attempt_next(excluded, cache, transfer, &PlanInput { path, ..*input });
+        if routes.depends_on_buffers(input) {
+            // Not where it was planned for that path.
+            let foreign = foreign_path(transfer.0.0, transfer.0.1).filter(|path| *path != input.path);
+            if let Some(path) = foreign {
+                return self.attempt_next(excluded, cache, transfer, &PlanInput { path, ..*input });
+            }
+            excluded.unfit = routes.unfit(copied_by(transfer));
         }
         if let Some(extras) = extras {
             excluded.declined |= extras.declined();
@@ -349,6 +357,7 @@ impl CrossBackendTransferManager {
             }
         }
         if let Err(error) = routes.choose_usual(input, options, &self.context, excluded) {
+            let error = routes.with_cause(error, copied_by(transfer));
             return self.with_no_method(error, transfer);
         }
         let mut choice = routes.latest;
@@ -449,6 +458,10 @@ impl CrossBackendTransferManager {
         self.context.refused(id, &error);
         Transfer::refused_with(error, id, Arc::clone(&self.context) as _)
     }
+}
+
+fn copied_by<'a>(((src, dst), (_, extras)): Again<'a>) -> Copied<'a> {
+    Copied::new((src, dst), extras.and_then(|extras| extras.rows))
 }
 
 /// Returns whether a backend cannot share a buffer.

@@ -150,17 +150,14 @@ impl<'a> Packer<'a> {
 
     /// Makes the kernel ready if a copy needs it, so that nothing is submitted if it is not to be had.
     fn check_kernel(&self, (src, dst): (Side<'_>, Side<'_>), bytes: usize) -> Result<()> {
-        let Side::Device(dst, to) = dst else { return Ok(()) };
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (first, last) = words(dst, to, bytes as u64);
-        let has_edges = first != to || last < to + bytes as u64;
-        let is_rewritten = match src {
-            Side::Device(src, from) => src.buffer == dst.buffer || from % 4 != to % 4,
-            Side::Host(_) => false,
+        let own = |side| match side {
+            Side::Device(storage, at) => Some((storage, at)),
+            Side::Host(_) => None,
         };
-        if has_edges || is_rewritten { self.device.kernel(dst).map(drop) } else { Ok(()) }
+        match own(dst) {
+            Some(dst) if needs_kernel(own(src), dst, bytes as u64) => self.device.kernel(dst.0).map(drop),
+            _ => Ok(()),
+        }
     }
 
     fn fill(&mut self, storage: &PortableStorage, dst: &RawBuffer, pattern: Pattern) -> Result<()> {
@@ -399,6 +396,18 @@ impl DeviceState {
         self.staging.put_download(buffer);
         Ok(())
     }
+}
+
+/// Returns whether a copy to a range of a buffer needs the kernel. Without a source it is from memory of the host.
+pub(super) fn needs_kernel(
+    src: Option<(&PortableStorage, u64)>,
+    (dst, to): (&PortableStorage, u64),
+    bytes: u64,
+) -> bool {
+    let (first, last) = words(dst, to, bytes);
+    let has_edges = first != to || last < to + bytes;
+    let is_rewritten = src.is_some_and(|(src, from)| src.buffer == dst.buffer || from % 4 != to % 4);
+    bytes > 0 && (has_edges || is_rewritten)
 }
 
 /// Returns the range of whole words that begin and end in a range of a buffer's bytes, which is empty if the first is not below the

@@ -30,6 +30,7 @@ pub(crate) use open::{adopt, open};
 use submissions::Submissions;
 
 use self::{
+    copy::needs_kernel,
     kernel::Kernel,
     queue::PortableQueue,
     staging::StagingPool,
@@ -87,10 +88,7 @@ impl DeviceState {
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a framework's buffer that shaders cannot use; wgpu's.
     fn kernel(&self, storage: &PortableStorage) -> Result<&Kernel> {
-        if !storage.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-            let text = "fills, copies within a buffer, and ranges that are not of whole words need a buffer with the usage STORAGE";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
+        check_shaders(storage)?;
         if let Some(kernel) = self.kernel.get() {
             return Ok(kernel);
         }
@@ -160,6 +158,16 @@ impl DeviceState {
     }
 }
 
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a framework's buffer that shaders cannot write.
+fn check_shaders(storage: &PortableStorage) -> Result<()> {
+    if storage.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Ok(());
+    }
+    let text = "fills, copies within a buffer, and ranges that are not of whole words need a buffer with the usage STORAGE";
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
 impl ApiDevice for DeviceState {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -196,6 +204,21 @@ impl ApiDevice for DeviceState {
 
     fn can_copy(&self, src: Place, dst: Place) -> bool {
         Self::can_copy(self, src, dst)
+    }
+
+    fn checks_copies(&self) -> bool {
+        true
+    }
+
+    /// Only shaders write parts of words.
+    fn check_copy(&self, src: Option<&RawBuffer>, dst: Option<&RawBuffer>) -> Result<()> {
+        let from = src.and_then(|src| Some((self.storage(src)?, src.offset() as u64)));
+        match dst.and_then(|dst| Some((dst, self.storage(dst)?))) {
+            Some((dst, storage)) if needs_kernel(from, (storage, dst.offset() as u64), dst.len() as u64) => {
+                check_shaders(storage)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn queue(self: Arc<Self>, priority: StreamPriority) -> Result<Arc<dyn Queue>> {

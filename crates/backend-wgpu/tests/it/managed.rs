@@ -11,11 +11,15 @@ use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, wgpu};
 use transload_core::{
     Backend, DeviceId, ErrorKind, MemoryKind, OperationRecord, OperationSampling, OperationSink, RawBuffer,
-    TransferMethod,
+    RejectReason, TransferMethod,
 };
-use transload_transfer::CrossBackendTransferManager;
+use transload_transfer::{CrossBackendTransferManager, StridedLayout};
 
-use crate::{MIB, framework::frameworks, setup};
+use crate::{
+    MIB,
+    framework::{Framework, frameworks},
+    setup,
+};
 
 /// Odd, and more than some chunks.
 const BYTES: usize = 20 * MIB + 3;
@@ -77,6 +81,66 @@ fn copy_to_each_other(backend: &Arc<WgpuBackend>) {
     }
     drop((here, there, back));
     assert_drained(&manager);
+}
+
+/// Of two devices, which have no pinned memory if wgpu alone is used.
+#[test]
+fn plans_are_of_methods_that_copy_the_buffers_of_a_framework() {
+    let two: Vec<_> =
+        [frameworks(), frameworks()].into_iter().filter_map(|all| all.into_iter().next()).collect();
+    let [one, other] = &two[..] else { return };
+    let config = one.config.clone().with_device(other.device.clone(), other.queue.clone());
+    let backend = WgpuBackend::open(&config).unwrap();
+    let manager = manager_of(&backend);
+    copy_without_shaders(&manager, &backend, one);
+    assert_drained(&manager);
+}
+
+fn copy_without_shaders(manager: &CrossBackendTransferManager, backend: &WgpuBackend, one: &Framework) {
+    let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    let size = BYTES.next_multiple_of(4) as u64;
+    let descriptor = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+    let plain = one.device.create_buffer(&descriptor);
+    // SAFETY: it is a buffer of the device, and not destroyed.
+    let there = unsafe { backend.adopt_buffer(DeviceId::Wgpu(0), &plain) }.unwrap();
+    let host = filled(manager, 7);
+    let own = manager.allocate(DeviceId::Wgpu(1), MemoryKind::Device, BYTES).unwrap();
+    // By wgpu alone only a shader writes parts of words, for which the buffer lacks a usage.
+    let writes_bytes = backend.devices()[0].kinds.contains(&MemoryKind::Pinned);
+    let range = |buffer: &RawBuffer, from: usize, bytes| buffer.slice(from..from + bytes).unwrap();
+    let (odd, whole) = (range(&there, 4, 4099), range(&there, 4096, 4096));
+    let (pairs, mut refusals) = ((range(&host, 0, 4096), range(&host, 0, 4099)), 0);
+    let copies = [
+        (&pairs.0, &whole),
+        (&whole, &range(&host, 1, 4096)),
+        (&odd, &range(&host, 1, 4099)),
+        (&pairs.1, &odd),
+        (&range(&own, 0, 4096), &whole),
+        (&range(&own, 0, 4099), &odd),
+        (&whole, &range(&there, 8192, 4096)),
+    ];
+    for (src, dst) in copies {
+        let (plan, report) = (manager.copy(src, dst).plan(), manager.copy(src, dst).wait());
+        match plan {
+            Ok(plan) => assert!(plan.agrees_with(report.as_ref().unwrap()), "{plan}\n{report:?}"),
+            Err(refused) => {
+                let (told, reason) = (refused.to_string(), RejectReason::BufferRefused.to_string());
+                assert!(told.contains(&reason) && told.contains("STORAGE"), "{told}");
+                let refused = [refused.kind(), report.unwrap_err().kind()];
+                assert_eq!(refused, [ErrorKind::Unsupported; 2], "{told}");
+                refusals += 1;
+            }
+        }
+    }
+    assert_eq!(refusals, if writes_bytes { 0 } else { 3 });
+    let (rows, dense) = (StridedLayout::new(8).repeat(9, 17), StridedLayout::new(8).repeat(9, 8));
+    let planned = manager.copy_strided((&host, &dense), (&there, &rows)).unwrap().plan();
+    assert_eq!(planned.is_ok(), writes_bytes, "rows that begin within words: {planned:?}");
+    let planned = manager.copy_strided((&there, &rows), (&host, &dense)).unwrap().plan().unwrap();
+    assert_eq!(planned.rejected.iter().find(|it| it.method == TransferMethod::DirectCopy), None);
+    let list = [(pairs.0.clone(), whole.clone()), (pairs.1.clone(), range(&there, 16384, 4099))];
+    let listed = manager.copy_many(&list).wait();
+    assert_eq!(listed.is_ok(), writes_bytes, "{listed:?}");
 }
 
 #[test]

@@ -276,6 +276,23 @@ pub trait Backend: Any + Send + Sync {
     /// Returns the device whose queues copy directly from `src` to `dst`, if any.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
+    /// Returns whether a queue may refuse to copy some buffers of a place, or some ranges, so that [`check_copy`](Self::check_copy) is
+    /// asked of each. Asked once for a path. `false` by default.
+    fn checks_copies(&self, place: Place) -> bool {
+        let _ = place;
+        false
+    }
+
+    /// Checks that the queues of the [`copier`](Self::copier) copy these ranges, before a way to copy them is chosen. `None` is memory
+    /// of the host. Calls no driver, and claims nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with what would be valid.
+    fn check_copy(&self, src: Option<&RawBuffer>, dst: Option<&RawBuffer>) -> Result<()> {
+        let _ = (src, dst);
+        Ok(())
+    }
+
     /// Returns the device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from
     /// `src` to `dst`, if any. Host memory must have a [device address](RawBuffer::device_address); other
     /// buffers are refused. If the backend's device memory is the host's own, it may be [`DeviceId::Cpu`]: the

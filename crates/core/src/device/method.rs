@@ -84,6 +84,8 @@ pub enum RejectReason {
     NoStagingMemory,
     /// The device cannot use the memory in place: it is not mapped into its address space.
     NotMapped,
+    /// A queue on its way does not copy one of these buffers, or not this range of it, such as one that a framework made without a usage.
+    BufferRefused,
     /// The device's driver rejects the kernel that would copy in place.
     NoKernel,
     /// The device cannot use managed memory concurrently with the host.
@@ -113,6 +115,9 @@ impl fmt::Display for RejectReason {
                 "no pinned memory for staging: the device's backend offers none, or what it may pin is in use"
             }
             Self::NotMapped => "the memory is not mapped into the device's address space",
+            Self::BufferRefused => {
+                "a queue on its way does not copy one of these buffers, or not this range of it"
+            }
             Self::NoKernel => "the device's driver rejects the kernel that copies in place",
             Self::NoConcurrentAccess => "the device cannot use managed memory concurrently with the host",
             Self::NotRecordable => {

@@ -15,8 +15,10 @@ use super::{
     transfer::Pairs,
 };
 use crate::{
-    CrossBackendTransferManager, TransferOptions, attempt::Extras, built_in::RECORDED_COPIES,
-    planning::request::PlanInput,
+    CrossBackendTransferManager, TransferOptions,
+    attempt::Extras,
+    built_in::RECORDED_COPIES,
+    planning::{copied::Copied, request::PlanInput},
 };
 
 /// A recorded list of pairs, which keeps its buffers alive. Any thread may replay it. Two replays have the effect of one after the
@@ -217,7 +219,8 @@ impl CrossBackendTransferManager {
             Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
             _ => {
                 let input = PlanInput::of(&pair.0, &pair.1)?;
-                self.plan_on(&input, options, None).map(|_| (Key::Path(input.path), None))
+                self.plan_on(&input, options, None, Copied::All(&pair.0, &pair.1))
+                    .map(|_| (Key::Path(input.path), None))
             }
         }
     }
@@ -237,7 +240,12 @@ impl CrossBackendTransferManager {
             Key::Path(path) => {
                 let mut group = Group::new(path);
                 runs_by_allocation(&pairs).for_each(|run| group.add(run));
-                let mut report = TransferReport::clone(&*self.plan_on(&group.input, options, None)?);
+                let mut report = TransferReport::clone(&*self.plan_on(
+                    &group.input,
+                    options,
+                    None,
+                    Copied::Pairs(&pairs),
+                )?);
                 report.chunks = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
                 Ok((report, Work::Anew(group, pairs)))
             }

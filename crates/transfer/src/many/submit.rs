@@ -25,7 +25,10 @@ use crate::{
     built_in::through_device::{LEAST_OPPOSED, SHORT},
     context::{ManagerContext, is_observed},
     methods::TransferRequest,
-    planning::candidate::{CandidateInfo, Excluded, THROUGH_DEVICE, bit},
+    planning::{
+        candidate::{CandidateInfo, Excluded, THROUGH_DEVICE, bit},
+        copied::Copied,
+    },
     report_events,
     task_submission::{TaskSubmission, Work, is_pageable},
 };
@@ -182,8 +185,8 @@ impl Checked {
                 continue;
             };
             let queue = extras.queue.map(|queue| queue.device());
-            let planned = manager.plan_on(&group.input, options, queue);
-            let checked = planned.and_then(|_| manager.check_way(group, (options, wanted), queue));
+            let planned = manager.plan_on(&group.input, options, queue, Copied::Pairs(group.pairs(list)));
+            let checked = planned.and_then(|_| manager.check_way((group, list), (options, wanted), queue));
             checked.map_err(|error| (all.as_slice().into(), error))?;
             transfer.add_group(Some(all.into()));
         }
@@ -257,8 +260,16 @@ impl CrossBackendTransferManager {
         loop {
             let chosen = cache.routes(registry, &input.path).and_then(|routes| {
                 let unsuited = extras.queue.map_or(Ok(0), |queue| routes.off_queue(queue.device()))?;
-                let excluded = Excluded { declined, unsuited, ..Excluded::default() };
-                let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded)?;
+                let copied = match pieces.pairs() {
+                    Some(pairs) => Copied::Pairs(pairs),
+                    // As pairs.
+                    None if routes.checks_buffers => return Ok(None),
+                    None => Copied::Any,
+                };
+                let unfit = routes.unfit(copied);
+                let excluded = Excluded { declined, unsuited, unfit, ..Excluded::default() };
+                let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded);
+                let choice = choice.map_err(|error| routes.with_cause(error, copied))?;
                 Ok(choice.and_then(|choice| Some((routes.candidates.get_mut(choice.index)?, choice))))
             });
             let (candidate, choice) = match chosen {
@@ -363,18 +374,20 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::Unsupported`] if not.
     fn check_way(
         &self,
-        Group { input, count, .. }: &Group,
+        (group, list): (&Group, &[Pair]),
         (options, wanted): (&TransferOptions, ListOptions),
         queue: Option<DeviceId>,
     ) -> Result<()> {
         if wanted.way.is_none() || transload_core::mutant!("transfer/list-ways-checked-first") {
             return Ok(());
         }
+        let Group { input, count, .. } = group;
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         loop {
             let routes = cache.routes(&self.registry, &input.path)?;
             let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
-            let excluded = Excluded { declined, unsuited, ..Excluded::default() };
+            let unfit = routes.unfit(Copied::Pairs(group.pairs(list)));
+            let excluded = Excluded { declined, unsuited, unfit, ..Excluded::default() };
             let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded)?;
             let Some(choice) = choice else { return Ok(()) };
             let Some(candidate) = routes.candidates.get(choice.index) else { return Ok(()) };

@@ -2,7 +2,7 @@
 //! the device's in place. Neither uses a copy engine, so queued copies do not delay it.
 
 use transload_core::{
-    BlockList, Error, ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath,
+    BlockList, ErrorKind, Operation, RawBuffer, RejectReason, Result, TransferMethod, TransferPath,
     WorkloadType,
 };
 
@@ -57,12 +57,6 @@ impl Method for ZeroCopy {
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, NotSubmitted> {
         if let Some(rows) = request.rows() {
             return self.submit_many(route, request, &rows.pairs(request.src, request.dst)?);
-        }
-        let is_mapped = |buffer: &RawBuffer| buffer.mapped_address().is_some();
-        if route.lane.is_cpu() && !(is_mapped(request.src) && is_mapped(request.dst)) {
-            // Before anything is claimed.
-            let text = "a buffer is not mapped, such as one that a framework made";
-            return Err(Error::new(ErrorKind::Unsupported, text).into());
         }
         // On a queue of kernels it neither waits for copies nor delays them.
         let queue = request.queue(&*route.backend, route.lane, WorkloadType::Compute)?;

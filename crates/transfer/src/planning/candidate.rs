@@ -76,7 +76,8 @@ pub(crate) struct Excluded {
     /// Methods that declined this transfer.
     pub(crate) declined: u8,
     pub(crate) forbidden: u8,
-    pub(crate) unmapped: u8,
+    /// By what the buffers are: in place, if one is not mapped; otherwise, if a queue does not copy them.
+    pub(crate) unfit: u8,
     /// By what is done with it: a recording, or a queue of the caller's if the bit [`ON_QUEUE`] is set.
     pub(crate) unsuited: u8,
 }
@@ -109,7 +110,7 @@ pub(crate) fn bit(method: TransferMethod) -> u8 {
 
 impl Excluded {
     pub(crate) fn all(self) -> u8 {
-        self.declined | self.forbidden | self.unmapped | self.unsuited
+        self.declined | self.forbidden | self.unfit | self.unsuited
     }
 
     fn reason(self, method: TransferMethod) -> Option<RejectReason> {
@@ -120,22 +121,26 @@ impl Excluded {
             TransferMethod::ZeroCopy => RejectReason::NotMapped,
             _ => RejectReason::NoStagingMemory,
         };
+        let unfit = match method {
+            TransferMethod::ZeroCopy => RejectReason::NotMapped,
+            _ => RejectReason::BufferRefused,
+        };
         let reasons = [
             (self.declined, declined),
             (self.forbidden, RejectReason::Forbidden),
-            (self.unmapped, RejectReason::NotMapped),
+            (self.unfit, unfit),
             (self.unsuited, unsuited),
         ];
         reasons.into_iter().find(|(methods, _)| methods & bit(method) != 0).map(|(_, reason)| reason)
     }
 
     fn tag(self) -> u32 {
-        u32::from_ne_bytes([self.declined, self.forbidden, self.unmapped, self.unsuited])
+        u32::from_ne_bytes([self.declined, self.forbidden, self.unfit, self.unsuited])
     }
 
     fn of_tag(tag: u32) -> Self {
-        let [declined, forbidden, unmapped, unsuited] = tag.to_ne_bytes();
-        Self { declined, forbidden, unmapped, unsuited }
+        let [declined, forbidden, unfit, unsuited] = tag.to_ne_bytes();
+        Self { declined, forbidden, unfit, unsuited }
     }
 
     /// Returns the rejections of transfers that exclude no further method, and how many.

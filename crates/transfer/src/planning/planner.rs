@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::{
-    CostBasis, DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, RejectReason, Rejected, Result,
-    StreamPriority, Timing, TransferMethod, TransferPath,
+    CostBasis, DeviceId, Error, ErrorKind, MemoryKind, Place, RejectReason, Rejected, Result, StreamPriority,
+    Timing, TransferMethod, TransferPath,
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         costs::CostTable,
         engine_queue::{COUNTED_FROM, EngineQueue, EngineQueues},
         list_costs::ListCosts,
-        request::{PlanInput, foreign_path},
+        request::PlanInput,
     },
     stats::path_stats::StatsTable,
 };
@@ -39,8 +39,11 @@ pub(crate) struct PathRoutes {
     pub(crate) lists: ListCosts,
     /// The copies the other way, if a kernel can copy lists along the path.
     pub(crate) opposite: Option<Arc<EngineQueue>>,
-    /// Whether memory of the host may be of another driver: if it has no address for a device, and anyway.
-    may_be_foreign: (bool, bool),
+    /// Whether the choice depends on more of the buffers than their places: if one has no address for a device, as memory of another
+    /// driver, and anyway.
+    depends_on_buffers: (bool, bool),
+    /// Whether some method may not copy all buffers.
+    pub(crate) checks_buffers: bool,
     /// Size of the latest request, or 0.
     latest_bytes: u64,
     /// Its cheapest method.
@@ -116,7 +119,8 @@ impl PathRoutes {
             _ => false,
         };
         let knows_by_address = [path.src, path.dst].iter().all(|place| place.device.knows_by_address());
-        let may_be_foreign = (is_asked, is_asked && !knows_by_address);
+        let checks_buffers = candidates.iter().any(Candidate::checks_buffers);
+        let depends_on_buffers = (is_asked, is_asked && !knows_by_address || checks_buffers);
         Self {
             path,
             candidates,
@@ -124,7 +128,8 @@ impl PathRoutes {
             in_place,
             lists,
             opposite,
-            may_be_foreign,
+            depends_on_buffers,
+            checks_buffers,
             latest_bytes,
             latest,
             explored_from,
@@ -251,15 +256,11 @@ impl PathRoutes {
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// Returns the path of a copy that was planned for this one, if a side is memory that the other side's device does not know.
+    /// Returns whether the choice depends on more of the buffers than their places.
     #[inline(always)]
-    pub(crate) fn foreign_path(
-        &self,
-        (src, dst): (&RawBuffer, &RawBuffer),
-        input: &PlanInput,
-    ) -> Option<TransferPath> {
-        let (if_unseen, anyway) = self.may_be_foreign;
-        if anyway || if_unseen && !input.device_visible { foreign_path(src, dst) } else { None }
+    pub(crate) fn depends_on_buffers(&self, input: &PlanInput) -> bool {
+        let (if_unseen, anyway) = self.depends_on_buffers;
+        anyway || if_unseen && !input.device_visible
     }
 
     /// Chooses the cheapest method in place, or by a copy kernel, if the engine's queue takes longer.
@@ -318,7 +319,7 @@ impl PathRoutes {
     ) -> Result<()> {
         excluded.forbidden = options.forbidden();
         if !input.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
-            excluded.unmapped = self.in_place;
+            excluded.unfit |= self.in_place;
         }
         if (self.latest_bytes, self.latest.excluded) != (input.bytes, excluded) {
             self.latest = self.cheapest(input.bytes, excluded)?;

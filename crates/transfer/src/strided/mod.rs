@@ -10,7 +10,10 @@ use transload_core::{DeviceId, Error, ErrorKind, RawBuffer, Result, TransferMeth
 use crate::{
     CopyBuilder, CrossBackendTransferManager, TransferOptions,
     built_in::DRIVER_ROW,
-    planning::request::{PlanInput, range},
+    planning::{
+        copied::Copied,
+        request::{PlanInput, range},
+    },
     task_submission::is_pageable,
 };
 
@@ -113,6 +116,10 @@ impl StridedCopy {
         self.rows.as_ref().map_or(self.src.len() as u64, Rows::bytes)
     }
 
+    pub(crate) fn copied(&self) -> Copied<'_> {
+        Copied::new((&self.src, &self.dst), self.rows.as_ref())
+    }
+
     /// # Errors
     /// As when it is submitted.
     pub(crate) fn input(&self) -> Result<PlanInput> {
@@ -142,7 +149,9 @@ impl StridedCopy {
                 .filter(|method| *method != TransferMethod::DirectCopy)
                 .fold(options, |options, method| options.forbid(method));
             options.allows(TransferMethod::DirectCopy)
-                && self.input().is_ok_and(|input| manager.plan_on(&input, &direct, queue).is_ok())
+                && self
+                    .input()
+                    .is_ok_and(|input| manager.plan_on(&input, &direct, queue, self.copied()).is_ok())
         };
         let is_pageable = is_pageable(self.src.place()) || is_pageable(self.dst.place());
         if is_pageable && is_short && is_by_driver() {

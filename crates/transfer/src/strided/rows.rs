@@ -121,15 +121,35 @@ impl Rows {
     pub(crate) fn pairs(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Vec<(RawBuffer, RawBuffer)>> {
         let mut pairs = Vec::with_capacity(self.count);
         for row in 0..self.count {
-            let (mut rest, mut from, mut to) = (row, 0, 0);
-            for Dimension { count, src, dst } in &self.dimensions {
-                let index = rest % count;
-                rest /= count;
-                (from, to) = (from + index * src, to + index * dst);
-            }
-            pairs.push((src.slice(from..from + self.width)?, dst.slice(to..to + self.width)?));
+            pairs.push(self.pair(row, src, dst)?);
         }
         Ok(pairs)
+    }
+
+    /// Returns the first row, and the second one of each dimension, from which all others follow by the same distances.
+    ///
+    /// # Errors
+    /// Those of [`pairs`](Self::pairs).
+    pub(crate) fn first_ones(
+        &self,
+        src: &RawBuffer,
+        dst: &RawBuffer,
+    ) -> Result<SmallVec<[(RawBuffer, RawBuffer); 4]>> {
+        let seconds = self
+            .dimensions
+            .iter()
+            .scan(1, |rows, dimension| Some(std::mem::replace(rows, *rows * dimension.count)));
+        [0].into_iter().chain(seconds).map(|row| self.pair(row, src, dst)).collect()
+    }
+
+    fn pair(&self, row: usize, src: &RawBuffer, dst: &RawBuffer) -> Result<(RawBuffer, RawBuffer)> {
+        let (mut rest, mut from, mut to) = (row, 0, 0);
+        for Dimension { count, src, dst } in &self.dimensions {
+            let index = rest % count;
+            rest /= count;
+            (from, to) = (from + index * src, to + index * dst);
+        }
+        Ok((src.slice(from..from + self.width)?, dst.slice(to..to + self.width)?))
     }
 }
 

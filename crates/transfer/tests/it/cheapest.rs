@@ -157,6 +157,8 @@ fn memory_that_the_host_cannot_address_goes_by_next_best() {
     let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 100).unwrap();
     let dst = manager.allocate(MOCK, MemoryKind::Device, 100).unwrap();
     let unmapped = Rejected { method: ZERO, reason: RejectReason::NotMapped };
+    let plan = manager.copy(&src, &dst).plan().unwrap();
+    assert!(plan.method == DIRECT && plan.rejected.contains(&unmapped), "{plan}");
     for report in
         [manager.copy(&src, &dst).wait(), pollster::block_on(manager.copy(&src, &dst).into_future())]
     {
