@@ -12,9 +12,9 @@ use std::{
 
 use transload_core::{
     Access, Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind,
-    Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Recording, ResourceCounts, Result,
-    StreamPriority, Timeline, TimelineId, Timing, TransferMethod, TransferPath, WorkloadType, merged_uses,
-    submit,
+    Operation, PathCost, Pattern, Place, PointSignal, Queue, QueueLease, RawBuffer, Recording,
+    ResourceCounts, Result, StreamPriority, Timeline, TimelineId, Timing, TransferMethod, TransferPath,
+    WorkloadType, merged_uses, submit,
 };
 
 /// The planted fault.
@@ -51,6 +51,9 @@ pub(crate) enum Fault {
     RecordsByDoing,
     HidesAUse,
     Panics,
+    ForgetsSignals,
+    DropsWaitsOfAliases,
+    SkipsMemoryOfOthers,
 }
 
 /// Copies to run one after the other.
@@ -253,7 +256,10 @@ unsafe impl Queue for FaultyQueue {
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        let after = if self.fault == Fault::DropsWaits { &[] } else { after };
+        let is_alias = operation.uses().iter().any(|(buffer, _)| buffer.alias_of().is_some());
+        let drops_waits =
+            self.fault == Fault::DropsWaits || self.fault == Fault::DropsWaitsOfAliases && is_alias;
+        let after = if drops_waits { &[] } else { after };
         // SAFETY: the caller's promise, broken on purpose where waits are dropped: the CPU's jobs keep their buffers alive.
         let enqueue = |operation: &Operation<'_>| unsafe { self.lease.enqueue(operation, after, timing) };
         let fence = match (self.fault, *operation) {
@@ -283,6 +289,9 @@ unsafe impl Queue for FaultyQueue {
                     last = last.and_then(|_| enqueue(&Operation::Copy { src, dst }));
                 }
                 last
+            }
+            (Fault::SkipsMemoryOfOthers, Operation::Copy { src, .. }) if src.maker().is_some() => {
+                enqueue(&Operation::CopyBatch { pairs: &[] })
             }
             (Fault::Panics, Operation::Fill { .. }) => panic!("planted"),
             _ => enqueue(operation),
@@ -362,10 +371,20 @@ unsafe impl Timeline for FaultyTimeline {
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
         match self.fault {
             Fault::GivesDurationsTwice => Ok(Some(Duration::from_micros(1))),
-            Fault::MeasuresEverySecond if point.is_multiple_of(4) => {
+            Fault::MeasuresEverySecond if (point / 2).is_multiple_of(2) => {
                 self.inner.take_duration(point).map(|_| None)
             }
             _ => self.inner.take_duration(point),
+        }
+    }
+
+    fn ends_by_host_alone(&self, point: u64) -> bool {
+        self.inner.ends_by_host_alone(point)
+    }
+
+    fn signal_at(&self, point: u64, signal: PointSignal) {
+        if self.fault != Fault::ForgetsSignals {
+            self.inner.signal_at(point, signal);
         }
     }
 

@@ -45,12 +45,15 @@ fn faults_in_content_are_found() {
     is_found(Fault::FillsWithOneByteOnly, &["fills", "programs"]);
     is_found(Fault::ForgetsTheLastPair, &["batches", "programs"]);
     is_found(Fault::CopiesTheFirstRowOnly, &["pitched", "programs"]);
+    is_found(Fault::SkipsMemoryOfOthers, &["makers"]);
     is_found(Fault::ClaimsToPrefetch, &["unsupported"]);
 }
 
 #[test]
 fn faults_in_order_are_found() {
-    is_found(Fault::DropsWaits, &["held-fences", "other-backends"]);
+    is_found(Fault::DropsWaits, &["held-fences", "other-backends", "host-points"]);
+    is_found(Fault::DropsWaitsOfAliases, &["aliases"]);
+    is_found(Fault::ForgetsSignals, &["host-points"]);
     is_found(Fault::CompletesFencesEarly, &["held-fences"]);
 }
 

@@ -16,8 +16,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    DeviceId, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline, TimelineId,
-    Timing, next_timeline_id, submit,
+    DeviceId, Fence, Operation, Place, PointSignal, Queue, RawBuffer, Result, StreamPriority, Timeline,
+    TimelineId, Timing, next_timeline_id, submit,
 };
 
 /// The queue. Opens when it is dropped, so that a failed check leaves nothing blocked; and after a timeout,
@@ -48,6 +48,8 @@ struct GateTimeline {
     opened: Condvar,
     held: Mutex<Vec<HeldOperation>>,
     was_forced: AtomicBool,
+    /// Whether it is of threads of the host.
+    is_of_host: bool,
 }
 
 #[derive(Default)]
@@ -55,10 +57,20 @@ struct GateState {
     enqueued: u64,
     is_open: bool,
     wakers: Vec<Waker>,
+    signals: Vec<PointSignal>,
 }
 
 impl Gate {
     pub(super) fn closed(timeout: Duration) -> Self {
+        Self::new(timeout, false)
+    }
+
+    /// Creates a queue of the host, whose work comes after nothing else.
+    pub(super) fn of_host(timeout: Duration) -> Self {
+        Self::new(timeout, true)
+    }
+
+    fn new(timeout: Duration, is_of_host: bool) -> Self {
         let inner = Arc::new(GateTimeline {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
@@ -66,6 +78,7 @@ impl Gate {
             opened: Condvar::new(),
             held: Mutex::default(),
             was_forced: AtomicBool::new(false),
+            is_of_host,
         });
         let watched = Arc::clone(&inner);
         // Without this thread a backend that blocks hangs; nothing else depends on it.
@@ -106,10 +119,11 @@ impl GateTimeline {
         let mut state = self.state.lock();
         state.is_open = true;
         self.reached.store(state.enqueued, Ordering::Release);
-        let wakers = std::mem::take(&mut state.wakers);
+        let (wakers, signals) = (std::mem::take(&mut state.wakers), std::mem::take(&mut state.signals));
         drop(state);
         drop(held);
         self.opened.notify_all();
+        signals.into_iter().for_each(|signal| signal());
         wakers.into_iter().for_each(crate::hazard::wake);
     }
 
@@ -136,7 +150,7 @@ impl Drop for Gate {
 // SAFETY: it moves nothing; its fences complete when the suite opens the gate.
 unsafe impl Queue for Gate {
     fn device(&self) -> DeviceId {
-        DeviceId::Other("gate", 0)
+        self.inner.device()
     }
 
     fn priority(&self) -> StreamPriority {
@@ -187,7 +201,7 @@ unsafe impl Timeline for GateTimeline {
     }
 
     fn device(&self) -> DeviceId {
-        DeviceId::Other("gate", 0)
+        if self.is_of_host { DeviceId::Cpu } else { DeviceId::Other("gate", 0) }
     }
 
     fn reached(&self) -> u64 {
@@ -216,6 +230,20 @@ unsafe impl Timeline for GateTimeline {
         }
         state.wakers.push(waker);
         false
+    }
+
+    fn ends_by_host_alone(&self, _: u64) -> bool {
+        self.is_of_host
+    }
+
+    fn signal_at(&self, point: u64, signal: PointSignal) {
+        let mut state = self.state.lock();
+        if self.reached() >= point {
+            drop(state);
+            signal();
+        } else {
+            state.signals.push(signal);
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

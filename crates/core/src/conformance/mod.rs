@@ -46,7 +46,9 @@ mod awaiting;
 mod completion;
 mod content;
 mod context;
+mod foreign;
 mod gate;
+mod host_points;
 mod kinds;
 mod lifetime;
 mod optional;
@@ -187,6 +189,8 @@ pub const CHECKS: &[Check] = checks! {
     "in-place" "in-place copies, if supported, write every byte" optional::in_place;
     "casts" "casts, if supported, round to nearest even" optional::casts;
     "peers" "peer copies, if supported, write every byte" optional::peers;
+    "makers" "memory of the host names who made it, and what another driver pinned is copied" foreign::makers;
+    "aliases" "two handles of one memory have one order of uses" foreign::aliases;
     "sharing" "shared and registered buffers have the same bytes" optional::sharing;
     "recordings" "each replay performs the recorded operations in order; recording performs none" recording::recordings;
     "fences" "points are reached in order, once, and stay reached" completion::fences;
@@ -203,6 +207,7 @@ pub const CHECKS: &[Check] = checks! {
     "writer-after-reader" "a writer waits for earlier readers on other queues" order::writer_after_reader;
     "last-writer" "the last writer of several queues wins" order::last_writer;
     "other-backends" "work waits for other backends' work on its bytes" order::other_backends;
+    "host-points" "devices wait for work that ends by the host alone, and such work signals its end" host_points::host_points;
     "views" "a host view waits or returns Busy, and excludes conflicting work" lifetime::views;
     "dropped" "memory dropped in flight is freed when the work is complete" lifetime::dropped;
     "leases" "leases are counted, returned, and may end with work in flight" lifetime::leases;

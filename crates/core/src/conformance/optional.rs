@@ -280,7 +280,12 @@ pub(super) fn sharing(context: &TestContext<'_>) -> CheckResult {
             Ok(shared) => {
                 any = true;
                 let same = shared.buffer.id() == buffer.id();
-                ensure!(!(same && shared.copied), "{} is the same buffer and called a copy", memory.place);
+                ensure!(
+                    same != shared.copied,
+                    "of {} the same buffer is shared: {same}, a copy: {}",
+                    memory.place,
+                    shared.copied
+                );
                 context.expect(&shared.buffer, expected, &format!("a share of {}", memory.place))?;
                 if !shared.copied && shared.buffer.is_writable() {
                     context.put(&shared.buffer, &later)?;
