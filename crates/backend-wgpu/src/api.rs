@@ -7,7 +7,7 @@ use std::{
 
 use transload_core::{
     DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, PathCost, Place, Queue, RawBuffer,
-    ResourceCounts, Result, SinkSlot, StagingHints, StreamPriority, catch_panic,
+    ResourceCounts, Result, SinkSlot, StagingHints, StreamPriority, catch_panic, mutant,
 };
 use wgpu::ErrorFilter;
 
@@ -155,6 +155,16 @@ pub(crate) fn in_scopes<T>(
         error = pollster::block_on(memory.pop()).or(error);
         (value, pollster::block_on(internal.pop()).or(error))
     })
+}
+
+/// Returns what a panic of wgpu's submission says, if it is that wgpu does not know the commands: those of a device of another instance. It has
+/// touched nothing then.
+pub(crate) fn unknown_commands(device: DeviceId, panicked: &Error) -> Option<Error> {
+    let text = panicked.to_string();
+    let is_unknown = text.contains("Cannot get") && text.contains("CommandBufferId");
+    let text = || format!("the command buffers are not those of an encoder of {device}");
+    (is_unknown && !mutant!("wgpu/unknown-commands"))
+        .then(|| Error::caused_by(ErrorKind::InvalidArgument, text(), panicked.clone()))
 }
 
 /// Returns what an error of wgpu says of a call.

@@ -77,8 +77,9 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be
-    /// read may be damaged; [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses the command buffers;
-    /// [`ErrorKind::DeviceLost`]. Nothing was submitted then.
+    /// read may be damaged; [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses the command buffers, such as those of another
+    /// device; [`ErrorKind::DeviceLost`]. Nothing was submitted then. wgpu knows command buffers by numbers of their instance: what it finds by that of
+    /// another instance is not told apart from it, and submitted.
     pub fn submit(
         &self,
         device: DeviceId,

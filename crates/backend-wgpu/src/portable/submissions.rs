@@ -17,7 +17,7 @@ use transload_core::{
 use wgpu::{PollError, PollType};
 
 use crate::{
-    api::{in_scopes, refused},
+    api::{in_scopes, refused, unknown_commands},
     wakers::Wakers,
 };
 
@@ -171,7 +171,12 @@ impl Submissions {
 
     fn in_scopes<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
         let outcome = in_scopes(&self.device, call);
-        let (value, error) = outcome.inspect_err(|panicked| self.lose(panicked.clone()))?;
+        let (value, error) = outcome.map_err(|panicked| {
+            unknown_commands(self.id, &panicked).unwrap_or_else(|| {
+                self.lose(panicked.clone());
+                panicked
+            })
+        })?;
         error.map_or(Ok(value), |error| Err(refused(self.id, error)))
     }
 

@@ -18,7 +18,7 @@ use super::{
     Memory, Submissions, Vulkan, error_of,
     gate::{self, Waits},
 };
-use crate::api::{in_scopes, refused};
+use crate::api::{in_scopes, refused, unknown_commands};
 
 impl Vulkan {
     pub(crate) fn wgpu_device(&self) -> &wgpu::Device {
@@ -158,8 +158,11 @@ impl Submissions {
         });
         let passed = gate::unstage(before);
         let (reason, is_lost, panicked) = match submitted {
-            Ok((reason, is_lost)) => (reason, is_lost, None),
-            Err(panicked) => (None, true, Some(panicked)),
+            Ok((reason, is_lost)) => (reason.map(|reason| refused(self.vulkan.id, reason)), is_lost, None),
+            Err(panicked) => match unknown_commands(self.vulkan.id, &panicked) {
+                Some(unknown) => (Some(unknown), false, None),
+                None => (None, true, Some(panicked)),
+            },
         };
         let is_refused = if is_locked { passed.is_none() } else { reason.is_some() };
         let outcome = if is_lost || self.vulkan.wgpu_lost.load(Ordering::Acquire) {

@@ -479,12 +479,15 @@ fn descriptors_are_closed_once_also_if_an_import_fails() {
     for round in 0..3 {
         let before = descriptors();
         for _ in 0..8 {
-            drop(refusing.allocate(MIB).unwrap_err());
+            // As a driver refuses one that was imported before.
+            let refused = refusing.allocate(MIB).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Device, "{refused}");
             let both = [interop.allocate(MIB).unwrap(), interop.allocate(MIB).unwrap()];
             drop(both);
             memory.drain().unwrap();
         }
         setup.backend.drain().unwrap();
         assert!(round == 0 || descriptors() == before, "{} descriptors became {}", before, descriptors());
+        setup.assert_empty();
     }
 }

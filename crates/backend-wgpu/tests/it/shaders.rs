@@ -171,6 +171,37 @@ fn commands_that_wgpu_refuses_are_an_error_and_later_ones_run() {
     assert_eq!(*back.read().unwrap(), [2; 64]);
 }
 
+/// Commands of another device of the same instance, and of one of another instance, in which wgpu does not know them.
+#[test]
+fn commands_of_another_device_are_refused_and_lose_nothing() {
+    let (Some(setup), Some(other)) = (setup(), setup()) else { return };
+    let two: Vec<_> =
+        [frameworks(), frameworks()].into_iter().flat_map(|all| all.into_iter().next()).collect();
+    let adopted = two.iter().map(Framework::adopted);
+    let setups: Vec<_> = [setup, other].into_iter().chain(adopted).collect();
+    for (setup, theirs) in setups.iter().zip(setups.iter().cycle().skip(1)) {
+        let device = setup.backend.device(setup.device).unwrap();
+        let theirs = theirs.backend.device(theirs.device).unwrap();
+        let commands = |device: &wgpu::Device| {
+            device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()).finish()
+        };
+        let numbers = setup.allocate(MemoryKind::Device, 64);
+        copy(&setup.queue(), &setup.filled(MemoryKind::Pinned, 64, 1), &numbers).wait().unwrap();
+        // More than the other instance has.
+        let mut all: Vec<_> = (0..50).map(|_| commands(theirs)).collect();
+        let uses = [(&numbers, Access::Write)];
+        let refused = setup.backend.submit(setup.device, all.pop(), &uses).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        let commands = double(setup, &pipeline(device), &numbers);
+        setup.backend.submit(setup.device, [commands], &uses).unwrap();
+        let back = setup.filled(MemoryKind::Pageable, 64, 0);
+        copy(&setup.queue(), &numbers, &back).wait().unwrap();
+        assert_eq!(*back.read().unwrap(), [2; 64]);
+        drop((numbers, back));
+        setup.assert_empty();
+    }
+}
+
 #[test]
 fn memory_of_the_device_has_a_handle_which_keeps_it_alive() {
     let Some(setup) = setup() else { return };
