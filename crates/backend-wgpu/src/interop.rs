@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use transload_core::{
-    Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
-    merge_uses,
+    Access, Claims, DelayedWakes, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result,
+    StreamPriority, merge_uses,
 };
 
 use crate::WgpuBackend;
@@ -78,8 +78,8 @@ impl WgpuBackend {
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be
     /// read may be damaged; [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses the command buffers, such as those of another
-    /// device; [`ErrorKind::DeviceLost`]. Nothing was submitted then. wgpu knows command buffers by numbers of their instance: what it finds by that of
-    /// another instance is not told apart from it, and submitted.
+    /// device; [`ErrorKind::DeviceLost`]. Nothing was submitted then. wgpu knows command buffers by numbers of their instance: one of another
+    /// instance is mistaken for that which has its number in this one.
     pub fn submit(
         &self,
         device: DeviceId,
@@ -125,13 +125,15 @@ impl WgpuBackend {
         let mut claims = Claims::updating(&mut uses)?;
         claims.wait_for_foreign_fences(&*queue);
         let after: SmallVec<[Fence; 4]> = SmallVec::from(claims.after());
+        // A task that is woken here may wait for the submission.
+        let mut wakes = DelayedWakes::default();
         let mut submitted = None;
         let commit = |point| {
             let fence = Fence::new(Arc::clone(queue.timeline()), point);
             submitted = Some(claims.inherit(fence.clone()));
             // SAFETY: the point is reached after the commands, and after everything before them on the queue, and `after`. Other fences
             // were waited for.
-            unsafe { claims.commit(&fence) };
+            unsafe { claims.commit_quietly(&fence, &mut wakes) };
         };
         device.submit(commands, &after, Box::new(commit))?;
         let interrupted = || Error::new(ErrorKind::Interrupted, "the submission has no point");

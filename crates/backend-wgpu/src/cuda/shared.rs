@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    Access, BufferId, Claims, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result,
+    Access, BufferId, Claims, DelayedWakes, DeviceId, Error, ErrorKind, Fence, Queue as _, RawBuffer, Result,
     StreamPriority, merge_uses, mutant,
 };
 use transload_streams::ExternalTimeline;
@@ -96,6 +96,8 @@ impl SharedUses {
         // SAFETY: the memory is claimed, and stays alive until the commands are complete. Work on other parts, and other reads, do no harm: see the
         // facts that this folder relies on.
         let [take, give] = unsafe { device.queue.vulkan.hand_over(&memories) }?;
+        // Woken after the order's lock is released, and the commands are submitted, which a task may wait for.
+        let mut wakes = DelayedWakes::default();
         let mut order = shared.iter().find_map(|shared| shared.order.as_ref()).map(|order| order.lock());
         let signal = match &mut order {
             Some(order) => {
@@ -124,7 +126,7 @@ impl SharedUses {
             if order.is_some() || !mutant!("wgpu/cuda-waits") {
                 // SAFETY: the queue's point is reached after the commands, and after everything before them on the queue, and the fences that
                 // the commands wait for.
-                unsafe { claims.commit(&fence) };
+                unsafe { claims.commit_quietly(&fence, &mut wakes) };
             }
             // Before callbacks of wgpu's user.
             drop(order);

@@ -29,7 +29,7 @@ pub struct Claims<'a> {
     write_mode: WriteMode,
 }
 
-/// Wakes who waits for claims that [ended quietly](Claims::end_quietly), when it is dropped.
+/// Wakes who waits for claims that [ended](Claims::end_quietly) or were [committed](Claims::commit_quietly) quietly, when it is dropped.
 #[derive(Default)]
 pub struct DelayedWakes(WakeList);
 

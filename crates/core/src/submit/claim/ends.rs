@@ -1,6 +1,6 @@
 //! How claims end: with the fence of the work, at once, or with a failure.
 
-use super::{Claims, WriteMode, follows_other_device, same_buffer};
+use super::{Claims, DelayedWakes, WriteMode, follows_other_device, same_buffer};
 use crate::{
     Access, Error, ErrorKind, Fence, Operation, Queue, Result, Timing, TransferPath,
     hazard::{Claimed, EarlierWork, Retained, WakeList, mark},
@@ -61,6 +61,15 @@ impl Claims<'_> {
         self.commit_all(fence);
     }
 
+    /// Like [`commit`](Self::commit), but who waits for these ranges is woken when `wakes` is dropped: a task which is woken on this thread
+    /// may wait for the fence, and this thread has still to submit its work.
+    ///
+    /// # Safety
+    /// * Those of [`commit`](Self::commit).
+    pub unsafe fn commit_quietly(mut self, fence: &Fence, wakes: &mut DelayedWakes) {
+        self.commit_to(fence, &mut wakes.0);
+    }
+
     /// Enqueues the claimed operation after [`after`](Self::after), and commits its fence. By reference,
     /// since moving the large claims would slow down a short copy.
     #[inline]
@@ -90,6 +99,14 @@ impl Claims<'_> {
 
     #[inline]
     fn commit_all(&mut self, fence: &Fence) {
+        let mut wake_list = WakeList::default();
+        self.commit_to(fence, &mut wake_list);
+        wake_list.wake();
+    }
+
+    /// Who waits is woken when the list is dropped.
+    #[inline(always)]
+    fn commit_to(&mut self, fence: &Fence, wake_list: &mut WakeList) {
         let inherited;
         let fence = match &self.earlier {
             Some(EarlierWork { sources, .. }) if !sources.is_empty() && fence.sources().is_none() => {
@@ -98,7 +115,6 @@ impl Claims<'_> {
             }
             _ => fence,
         };
-        let mut wake_list = WakeList::default();
         let retained = Retained {
             damage: self.write_mode == WriteMode::Keep && !crate::mutant!("core/prefetch-keeps-marks"),
             cross_device: self
@@ -109,11 +125,10 @@ impl Claims<'_> {
         for group in self.held.chunk_by(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
             buffer.record_use_by_fence(fence);
-            buffer.hazards().commit(group, fence, retained, &mut wake_list);
+            buffer.hazards().commit(group, fence, retained, wake_list);
         }
         // Committed, so no claims any more.
         self.held.clear();
-        wake_list.wake();
     }
 
     /// Returns whether no earlier work is in flight or has an unknown outcome.
