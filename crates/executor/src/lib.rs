@@ -58,7 +58,7 @@ pub use external_storage::{ExternalMemory, ExternalStorage};
 pub use group::Helping;
 pub use last_level_cache::last_level_cache;
 pub use shard::{SHARDS, thread_shard};
-pub use stream_copy::stream_copy;
+pub use stream_copy::{stream_copy, stream_copy_from};
 pub use task::{Completer, Task};
 pub use yielding::yield_now;
 

@@ -4,11 +4,8 @@
 //! Compared with the C library's copy on an H200 machine: 16 MiB of pageable memory to the device at 27 instead of 18 GB/s, 256 MiB at
 //! 30 instead of 18.
 
-/// Bytes from which it is faster than an ordinary copy: a copy engine reads slowly what the cores have just written and still hold. 1,000 pieces
-/// of 4 and 8 KiB go up in 165 and 287 µs instead of 170 and 281 by a kernel, and in 180 and 295 instead of 253 and 442 by an engine; shorter
-/// ones by a kernel are slower (2 KiB: 123 and 145 µs).
-#[cfg(target_arch = "x86_64")]
-const WORTHWHILE: usize = 4 << 10;
+/// Bytes from which it is faster than an ordinary copy, where the destination is not read at once.
+const WORTHWHILE: usize = 16 << 10;
 
 /// Copies `bytes` bytes past the caches, if there are enough and the processor can (x86-64 with AVX). Synchronises with other threads
 /// like an ordinary copy.
@@ -16,8 +13,18 @@ const WORTHWHILE: usize = 4 << 10;
 /// # Safety
 /// * `src` must be valid for reading and `dst` for writing `bytes` bytes; the two do not overlap.
 pub unsafe fn stream_copy(src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { stream_copy_from(WORTHWHILE, src, dst, bytes) }
+}
+
+/// Like [`stream_copy`], with the number of bytes from which on the caches are passed by.
+///
+/// # Safety
+/// * As for [`stream_copy`].
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
+pub unsafe fn stream_copy_from(least: usize, src: *const u8, dst: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    if bytes >= WORTHWHILE && is_x86_feature_detected!("avx") {
+    if bytes >= least && is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise, and the processor has the instructions.
         return unsafe { x86::stream_copy(src, dst, bytes) };
     }

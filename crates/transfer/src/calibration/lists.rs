@@ -67,10 +67,10 @@ impl ListCalibration {
             singles.methods.iter().flat_map(|curve| &curve.times).map(|it| it.bytes).collect();
         let of_length: Vec<&[ListTime]> = known.chunk_by(|a, b| a.bytes == b.bytes).collect();
         let mut all = known.clone();
+        // A list over a single copy.
+        let ratio = |list: &ListTime| Some(list.time.as_secs_f64() / best(list.bytes)?);
         for (short, long) in of_length.iter().zip(of_length.iter().skip(1)) {
             let (Some(low), Some(high)) = (short.first(), long.first()) else { continue };
-            // A list over as many single copies.
-            let ratio = |list: &ListTime| Some(list.time.as_secs_f64() / best(list.bytes)?);
             let ends = short.iter().filter_map(|list| {
                 let other = long.iter().find(|other| other.pieces == list.pieces)?;
                 Some((list.pieces, ratio(list)?, ratio(other)?))
@@ -88,13 +88,15 @@ impl ListCalibration {
                 }));
             }
         }
-        // Longer ones take as long as so many single copies: on a line they would be as fast as the shorter ones, which share their overhead.
+        // Longer ones take as long as so many single copies, or longer, if the longest did, which may share threads: on a line they would be as
+        // fast as the shorter ones, which share their overhead.
         if let Some(longest) = of_length.last()
             && let Some(bytes) = longest.first().map(|list| list.bytes)
         {
             for bytes in sizes.range(bytes + 1..) {
                 all.extend(longest.iter().filter_map(|list| {
-                    let time = Duration::try_from_secs_f64(list.pieces as f64 * best(*bytes)?).ok()?;
+                    let seconds = best(*bytes)? * ratio(list)?.max(list.pieces as f64);
+                    let time = Duration::try_from_secs_f64(seconds).ok()?;
                     Some(ListTime { pieces: list.pieces, bytes: *bytes, time })
                 }));
             }
@@ -187,8 +189,9 @@ mod tests {
             let ratio = predicted(0, pieces, kib) / expected;
             assert!((0.97..1.03).contains(&ratio), "{pieces} pieces of {kib} KiB: {ratio}");
         }
-        // Beyond what was measured, so many single copies.
-        assert!((predicted(0, 3, 1024) / (3 * single(1024)) as f64 - 1.0).abs() < 0.01);
+        // Beyond what was measured, so many single copies, by as much slower as the longest list was.
+        let slower = (2_000 + 3 * single(256)) as f64 / (3 * single(256)) as f64;
+        assert!((predicted(0, 3, 1024) / (3 * single(1024)) as f64 - slower).abs() < 0.01);
         // Nothing is known of others between what was measured.
         let linear = (2_000 + 3 * single(16) + 2_000 + 3 * single(64)) as f64 / 2.0;
         assert!((predicted(1, 3, 40) / linear - 1.0).abs() < 0.01);

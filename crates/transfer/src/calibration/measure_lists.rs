@@ -13,9 +13,10 @@ use super::{
 use crate::{CrossBackendTransferManager, TransferOptions, planning::candidate::Candidate};
 
 /// Bytes of each piece of the measured lists.
-const LENGTHS: [usize; 8] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LENGTHS: [usize; 9] =
+    [256, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// Numbers of pieces of the measured lists. A queue copies up to three one by one.
-const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 1024];
+const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 2048];
 /// Lists of more pieces are not measured one by one.
 pub(crate) const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they

@@ -25,7 +25,7 @@ use super::{
     wait_mode::{WaitMode, room},
 };
 use crate::{
-    built_in::{CACHED_PART, CHUNKED, PART, SHORT_PART},
+    built_in::{CACHED_PART, CHUNKED, PART, SHORT_PART, STREAMED_FOR_ENGINES, STREAMED_FOR_KERNELS},
     stats::lost::name_lost_device,
 };
 
@@ -269,7 +269,11 @@ impl StagedTransfer {
             let staged = unsafe { staged.add(at) };
             let bytes = range.len();
             if self.is_upload() {
-                let stores = if self.is_into_caches() { Stores::Cached } else { Stores::Streaming };
+                let stores = match self.is_into_caches() {
+                    true => Stores::Cached,
+                    false if self.in_place => Stores::StreamingFrom(STREAMED_FOR_KERNELS),
+                    false => Stores::StreamingFrom(STREAMED_FOR_ENGINES),
+                };
                 host_copy(host_pointer(src, range.start)?, staged, bytes, stores);
             } else {
                 let dst = host_pointer(dst, range.start)?;
