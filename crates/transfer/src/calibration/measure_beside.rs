@@ -14,7 +14,7 @@ use super::{
 use crate::methods::CHUNK;
 
 /// Bytes of each piece of the measured lists, and their numbers.
-const LENGTHS: [usize; 4] = [2 << 10, 16 << 10, 128 << 10, 1 << 20];
+const LENGTHS: [usize; 5] = [2 << 10, 6 << 10, 16 << 10, 128 << 10, 1 << 20];
 const COUNTS: [usize; 3] = [8, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
