@@ -63,6 +63,7 @@ impl ListCalibration {
         };
         let fastest = singles.fastest();
         let best = |bytes| fastest(bytes).map(|(_, time)| time.as_secs_f64());
+        let method = |bytes| fastest(bytes).map(|(method, _)| method);
         let sizes: BTreeSet<_> =
             singles.methods.iter().flat_map(|curve| &curve.times).map(|it| it.bytes).collect();
         let of_length: Vec<&[ListTime]> = known.chunk_by(|a, b| a.bytes == b.bytes).collect();
@@ -80,7 +81,14 @@ impl ListCalibration {
                 continue;
             }
             for bytes in sizes.range(low.bytes + 1..high.bytes) {
-                let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
+                // By how much a list is slower depends on the method.
+                let [is_like_low, is_like_high] =
+                    [low.bytes, high.bytes].map(|end| method(end) == method(*bytes));
+                let share = match (is_like_low, is_like_high) {
+                    (true, false) => 0.0,
+                    (false, true) => 1.0,
+                    _ => (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64,
+                };
                 all.extend(ends.iter().filter_map(|(pieces, low, high)| {
                     let seconds = best(*bytes)? * ((1.0 - share) * low + share * high);
                     let time = Duration::try_from_secs_f64(seconds).ok()?;
@@ -153,6 +161,16 @@ mod tests {
     /// A driver that takes another way from 40 KiB on, and lists of which each copy costs as much as a single one, and 2 µs once.
     #[test]
     fn copies_one_by_one_have_the_steps_of_single_copies() {
+        steps(&[TransferMethod::DirectCopy], 1);
+    }
+
+    /// The same with another method from 40 KiB on, by which copies of a list take twice as long.
+    #[test]
+    fn copies_one_by_one_are_as_slow_as_their_method() {
+        steps(&[TransferMethod::DirectCopy, TransferMethod::HostStaged], 2);
+    }
+
+    fn steps(methods: &[TransferMethod], slower: u64) {
         let time = |bytes: u64, nanos: u64| MeasuredTime {
             bytes,
             median: Duration::from_nanos(nanos),
@@ -164,19 +182,25 @@ mod tests {
             Place::new(DeviceId::Cpu, MemoryKind::Pageable),
             Place::new(DeviceId::Cuda(0), MemoryKind::Device),
         );
-        let sizes = [1, 16, 32, 39, 40, 64, 256, 1024].map(|kib| time(kib << 10, single(kib)));
-        let curve = MethodCurve { method: TransferMethod::DirectCopy, times: sizes.to_vec() };
-        let list = |kib: u64, pieces: u64| MeasuredList {
-            pieces,
-            time: time(kib << 10, 2_000 + pieces * single(kib)),
+        let sizes = [1, 16, 32, 39, 40, 64, 256, 1024].map(|kib| (kib, time(kib << 10, single(kib))));
+        let curve = |(index, method): (usize, &TransferMethod)| {
+            // Each is far slower where the other one is the fastest.
+            let behind = |kib: u64| if methods.len() > 1 && (kib >= 40) != (index == 1) { 90_000 } else { 0 };
+            let times = sizes.map(|(kib, size)| MeasuredTime {
+                median: size.median + Duration::from_nanos(behind(kib)),
+                ..size
+            });
+            MethodCurve { method: *method, times: times.to_vec() }
         };
+        let nanos = |kib: u64, pieces: u64| 2_000 + pieces * single(kib) * if kib < 40 { 1 } else { slower };
+        let list = |kib: u64, pieces: u64| MeasuredList { pieces, time: time(kib << 10, nanos(kib, pieces)) };
         let of = |kib| [1, 3, 4, 16].map(|pieces| list(kib, pieces));
         let lists = |way, exclusive| {
             let times = [1, 16, 64, 256].into_iter().flat_map(of).collect();
             ListCalibration { path, way, exclusive, times }
         };
         let found = Calibration {
-            paths: vec![PathCalibration { path, methods: vec![curve] }],
+            paths: vec![PathCalibration { path, methods: methods.iter().enumerate().map(curve).collect() }],
             lists: vec![lists(ListWay::OneByOne, true), lists(ListWay::CopyEngine, true)],
             ..Calibration::default()
         };
@@ -185,15 +209,15 @@ mod tests {
             costs[index].model.predict(pieces, pieces * (kib << 10)).as_nanos() as f64
         };
         for (pieces, kib) in [(3, 24), (3, 36), (3, 48), (10, 24), (16, 39)] {
-            let expected = (2_000 + pieces * single(kib)) as f64;
+            let expected = nanos(kib, pieces) as f64;
             let ratio = predicted(0, pieces, kib) / expected;
             assert!((0.97..1.03).contains(&ratio), "{pieces} pieces of {kib} KiB: {ratio}");
         }
         // Beyond what was measured, so many single copies, by as much slower as the longest list was.
-        let slower = (2_000 + 3 * single(256)) as f64 / (3 * single(256)) as f64;
+        let slower = nanos(256, 3) as f64 / (3 * single(256)) as f64;
         assert!((predicted(0, 3, 1024) / (3 * single(1024)) as f64 - slower).abs() < 0.01);
         // Nothing is known of others between what was measured.
-        let linear = (2_000 + 3 * single(16) + 2_000 + 3 * single(64)) as f64 / 2.0;
+        let linear = (nanos(16, 3) + nanos(64, 3)) as f64 / 2.0;
         assert!((predicted(1, 3, 40) / linear - 1.0).abs() < 0.01);
     }
 }
