@@ -1,12 +1,13 @@
 //! Everything that a change must pass, ordered by how fast it fails; the tests come last.
 
-use std::{process::ExitCode, sync::LazyLock, time::Instant};
+use std::{env, process::ExitCode, sync::LazyLock, time::Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 use xshell::{Shell, cmd};
 
 use crate::{
-    bench, codegen, cross, doc, downstream, golden, mutants, package, record,
+    artifacts, bench, codegen, cross, doc, downstream, golden, mutants, package, record,
     test::{self, FEATURES},
     tidy,
 };
@@ -57,8 +58,27 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cmd!(sh, "cargo test --quiet --locked --workspace --features {FEATURES} --bench criterion")
         .quiet()
         .run()?;
+    if cfg!(target_os = "linux") {
+        step("benchmark of Vulkan and OpenGL, by adapters that run on the processor");
+        software_adapters(sh)?;
+    }
     step("tests and doctests");
     test::run(sh, &[])
+}
+
+/// Runs the program that was built for the microbenchmarks.
+fn software_adapters(sh: &Shell) -> Result<()> {
+    let arguments = ["test", "--no-run", "--workspace", "--features", FEATURES, "--bench", "criterion"];
+    let built = artifacts::build(sh, &arguments)?;
+    let program = built.iter().find(|it| it.kind == "bin" && it.target == "transload-bench");
+    let program = &program.context("cargo built no transload-bench")?.path;
+    let json = artifacts::target_directory(sh)?.join("software-adapters.json");
+    cmd!(sh, "{program} --quick --only wgpu --software-adapters --json {json}").quiet().run()?;
+    let results: Value = serde_json::from_str(&sh.read_file(&json)?)?;
+    let rows = results["rows"].as_array().map_or(0, Vec::len);
+    let is_needed = env::var_os("TRANSLOAD_TEST_NEEDS_VULKAN").is_some();
+    ensure!(rows > 0 || !is_needed, "no adapter of Vulkan or OpenGL was measured");
+    Ok(())
 }
 
 /// Prints a step's name and the minutes and seconds since the first.
