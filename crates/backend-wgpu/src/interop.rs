@@ -79,7 +79,7 @@ impl WgpuBackend {
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be
     /// read may be damaged; [`ErrorKind::InvalidArgument`] with wgpu's reason if it refuses the command buffers, such as those of another
     /// device; [`ErrorKind::DeviceLost`]. Nothing was submitted then. wgpu knows command buffers by numbers of their instance: one of another
-    /// instance is mistaken for that which has its number in this one.
+    /// instance is taken for the one of the same number in this instance, if there is one.
     pub fn submit(
         &self,
         device: DeviceId,

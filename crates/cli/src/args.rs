@@ -129,9 +129,9 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Args)]
 pub(crate) struct Calibrate {
-    /// Time for each pair of devices, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub(crate) budget: u64,
+    /// Time for each pair of devices, in seconds, instead of 6.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) budget: Option<u64>,
     /// The largest copy.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = text::parse_size)]
     pub(crate) largest: u64,

@@ -21,14 +21,15 @@ use crate::{
 /// Those of the calibration; [`Exit::Io`] if `named`, the user gave the file's name, and it cannot be written.
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Calibrate, named: bool) -> Result<String, Failure> {
     let progress = Progress::new(invocation, SIZES);
-    let options = CalibrationOptions::new()
-        .budget(Duration::from_secs(wanted.budget))
-        .largest(wanted.largest)
-        .progress(move |at| {
-            progress.phase(&at.path.to_string());
-            progress.set(at.done as u64, at.total as u64);
-            ControlFlow::Continue(())
-        });
+    let options = CalibrationOptions::new().largest(wanted.largest).progress(move |at| {
+        progress.phase(&at.path.to_string());
+        progress.set(at.done as u64, at.total as u64);
+        ControlFlow::Continue(())
+    });
+    let options = match wanted.budget {
+        Some(seconds) => options.budget(Duration::from_secs(seconds)),
+        None => options,
+    };
     let calibrated = invocation.runtime.calibrate(&options).map_err(Failure::from);
     // The bar is the options'.
     drop(options);

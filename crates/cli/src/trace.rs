@@ -84,11 +84,13 @@ impl Held {
         };
         #[cfg(unix)]
         {
-            // Not every file system has locks. A file that was removed before it was locked was another run's, which has just ended.
-            let is_other = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-            let links = file.metadata().map_err(failed)?;
-            if is_other || std::os::unix::fs::MetadataExt::nlink(&links) == 0 {
+            // Not every file system has locks. A file that was removed before it was locked was another run's, which has just ended: there is none now, or that of a third.
+            if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
                 return Err(being_recorded(output));
+            }
+            let links = file.metadata().map_err(failed)?;
+            if std::os::unix::fs::MetadataExt::nlink(&links) == 0 {
+                return Self::of(output);
             }
         }
         Ok(Self { lock, file: Some(file) })

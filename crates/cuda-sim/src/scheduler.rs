@@ -460,7 +460,7 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let (device, number) = (own.device, own.number);
     let waited =
         op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
-    let begin = if own.is_after_event { timing::after_event(&op.work) } else { 0 };
+    let begin = if own.is_after_event { timing::after_event(op) } else { 0 };
     let mut ready = own.time.saturating_add(begin).max(op.enqueued_at).max(waited.unwrap_or(0));
     if matches!(op.work, Work::Word { .. } | Work::Host(_)) {
         // The host wrote it, or returned, now.

@@ -137,7 +137,7 @@ pub(crate) struct Stream {
     pub(crate) busy: bool,
     /// Virtual time at which its last completed operation ended.
     pub(crate) time: u64,
-    /// Whether that was an event that has a time: what follows it begins a while later.
+    /// Whether that was an event that has a time: what follows it [begins later](crate::timing::after_event).
     pub(crate) is_after_event: bool,
     pub(crate) clock: Clock,
 }
@@ -386,13 +386,13 @@ impl State {
         (event, generation): (u64, u64),
         time: u64,
     ) -> bool {
-        let Some(event) = self.events.get_mut(&event).filter(|event| event.generation == generation) else {
-            return false;
-        };
-        event.time = Some(time);
+        let Some(event) = self.events.get_mut(&event) else { return false };
         let has_time = event.timing;
-        if has_time {
-            keep(&mut self.device_mut(device).event_times, (stream, time));
+        if event.generation == generation {
+            event.time = Some(time);
+            if has_time {
+                keep(&mut self.device_mut(device).event_times, (stream, time));
+            }
         }
         has_time
     }

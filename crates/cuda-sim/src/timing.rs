@@ -121,10 +121,11 @@ pub(crate) fn cost(
     }
 }
 
-/// Returns how many nanoseconds after an event an operation begins: as many as another event takes, as on an H200.
-pub(crate) fn after_event(work: &Work) -> u64 {
-    match work {
+/// Returns how many nanoseconds after an event an operation begins: if CUPTI records it, as many as another event takes, as on an H200.
+pub(crate) fn after_event(op: &Op) -> u64 {
+    match &op.work {
         Work::Record { .. } | Work::Wait | Work::Host(_) | Work::Word { .. } | Work::WriteWord { .. } => 0,
+        _ if op.call == 0 => 0,
         _ => EVENT_NS,
     }
 }

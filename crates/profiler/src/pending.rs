@@ -8,7 +8,7 @@ use std::{
 };
 
 use transload_core::{
-    ClockId, DeviceClock, OperationId, OperationInfo, Result, Stamp, TimelineId, TransferId,
+    ClockId, DeviceClock, OperationId, OperationInfo, OperationKind, Result, Stamp, TimelineId, TransferId,
 };
 
 use crate::{
@@ -94,10 +94,13 @@ impl Pending {
         }
         let Some(begun) = self.begun else { return Ok(None) };
         let Some(ended) = self.end.time()? else { return Ok(None) };
-        // It begins so long after the stamp before it, and ends so long before the other.
         let stamp = i64::try_from(self.end.clock().stamp_length().as_nanos()).unwrap_or(i64::MAX);
+        // The operation begins when the stamp before it is done.
         let begin = begun.saturating_add(stamp).min(ended);
-        Ok(Some((begin, ended.saturating_sub(stamp).max(begin))))
+        let Enqueued { id, info, .. } = &self.operation;
+        let is_recorded = id.is_some() && info.kind != OperationKind::Wait;
+        let after = if is_recorded { stamp } else { 0 };
+        Ok(Some((begin, ended.saturating_sub(after).max(begin))))
     }
 }
 

@@ -156,7 +156,7 @@ impl CrossBackendTransferManager {
         let unsuited = queue.map_or(Ok(0), |queue| routes.off_queue(queue))?;
         let excluded = Excluded { unsuited, unfit: routes.unfit(copied), ..Excluded::default() };
         let choice = routes.choose(input, options, &self.context, excluded);
-        let choice = choice.map_err(|error| routes.with_cause(error, copied))?;
+        let choice = choice.map_err(|error| routes.with_cause(error, copied, options))?;
         let chosen = &routes.candidates[choice.index];
         let others = routes.predictions(input.bytes, choice.excluded);
         let others = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen));
@@ -342,7 +342,7 @@ impl CrossBackendTransferManager {
             Err(error) => return self.refuse(id(), error),
         };
         if routes.depends_on_buffers(input) {
-            // Not where it was planned for that path.
+            // Unless this is the plan for that path.
             let foreign = foreign_path(transfer.0.0, transfer.0.1).filter(|path| *path != input.path);
             if let Some(path) = foreign {
                 return self.attempt_next(excluded, cache, transfer, &PlanInput { path, ..*input });
@@ -357,7 +357,7 @@ impl CrossBackendTransferManager {
             }
         }
         if let Err(error) = routes.choose_usual(input, options, &self.context, excluded) {
-            let error = routes.with_cause(error, copied_by(transfer));
+            let error = routes.with_cause(error, copied_by(transfer), options);
             return self.with_no_method(error, transfer);
         }
         let mut choice = routes.latest;

@@ -37,8 +37,8 @@ pub(crate) struct Submissions {
     enqueued: AtomicU64,
     /// The last point known to be reached; all of them after a loss.
     reached: Arc<AtomicU64>,
-    /// The thread that submits, under the lock, and whether wgpu has taken the commands. The fence's tasks are woken there before that, and
-    /// callbacks of wgpu's user called after it.
+    /// The thread that submits, under the lock, and whether wgpu has taken the commands. Before that a waker may be dropped there, and after it
+    /// callbacks of wgpu's user are called.
     submitting: Mutex<Option<(ThreadId, bool)>>,
     /// Held in each wait on OpenGL, where wgpu panics if it does not get the context for some seconds. A callback may wait, too.
     serial: Option<ReentrantMutex<()>>,

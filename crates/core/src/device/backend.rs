@@ -276,15 +276,15 @@ pub trait Backend: Any + Send + Sync {
     /// Returns the device whose queues copy directly from `src` to `dst`, if any.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
-    /// Returns whether a queue may refuse to copy some buffers of a place, or some ranges, so that [`check_copy`](Self::check_copy) is
-    /// asked of each. Asked once for a path. `false` by default.
+    /// Returns whether a queue may refuse to copy some buffers of a place, or some ranges: then [`check_copy`](Self::check_copy) is called
+    /// for each copy from or to it. Called once for each path of places. `false` by default.
     fn checks_copies(&self, place: Place) -> bool {
         let _ = place;
         false
     }
 
-    /// Checks that the queues of the [`copier`](Self::copier) copy these ranges, before a way to copy them is chosen. `None` is memory
-    /// of the host. Calls no driver, and claims nothing.
+    /// Checks that the queues of the [`copier`](Self::copier) copy these ranges, before a way to copy them is chosen. `None` is
+    /// staging memory of the host; `Some` may be of any device. Calls no driver, and claims nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with what would be valid.

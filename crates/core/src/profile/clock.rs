@@ -71,8 +71,8 @@ pub trait DeviceClock: Send + Sync + 'static {
     /// Returns the largest error of an instant on this clock, without that of comparing it with another one.
     fn resolution(&self) -> Duration;
 
-    /// Returns how long a stamp takes on its queue after what is before it. What follows a stamp begins so much later, too, so that the span
-    /// between two stamps is longer than an operation between them by twice as much.
+    /// Returns how long a stamp itself takes on its queue, by which the span between two stamps is longer than what lies between them. By twice
+    /// as much, while engines are recorded: an operation then begins as long after a stamp as another stamp would.
     fn stamp_length(&self) -> Duration {
         Duration::ZERO
     }

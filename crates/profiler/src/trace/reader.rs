@@ -16,7 +16,7 @@ use super::{
 
 /// The key of a packet: field 1, with a length.
 const PACKET: u8 = 1 << 3 | 2;
-/// Longest first packet, by which a file is known as a trace, and longest of the others: a slice may have any number of arguments.
+/// Most bytes of the first packet, by which a file is known as a trace, and of any other one: a slice may have many arguments.
 const LONGEST_FIRST: u64 = 1 << 20;
 const LONGEST: u64 = (1 << 28) - 1;
 

@@ -11,7 +11,7 @@ use super::{
 
 /// Lists of more pieces are no measurements.
 const MOST: u64 = 1 << 30;
-/// Most lists of a path by one way: a calibration measures some forty.
+/// Most lists of a path by one way: a calibration measures at most some sixty.
 const MOST_LISTS: usize = 256;
 
 /// Measured times of the lists of a path by one way, on an idle device or beside kernels that compute there.
@@ -96,14 +96,16 @@ impl ListCalibration {
                 }));
             }
         }
-        // Longer ones take as long as so many single copies, or longer, if the longest did, which may share threads: on a line they would be as
-        // fast as the shorter ones, which share their overhead.
+        // Longer ones take as long as so many single copies: on a line they would be as fast as the shorter ones, which share their overhead. If the
+        // longest took longer, since its pieces share threads, those by the same method do so, too.
         if let Some(longest) = of_length.last()
             && let Some(bytes) = longest.first().map(|list| list.bytes)
         {
+            let last = method(bytes);
             for bytes in sizes.range(bytes + 1..) {
                 all.extend(longest.iter().filter_map(|list| {
-                    let seconds = best(*bytes)? * ratio(list)?.max(list.pieces as f64);
+                    let slower = if method(*bytes) == last { ratio(list)? } else { 0.0 };
+                    let seconds = best(*bytes)? * slower.max(list.pieces as f64);
                     let time = Duration::try_from_secs_f64(seconds).ok()?;
                     Some(ListTime { pieces: list.pieces, bytes: *bytes, time })
                 }));

@@ -52,7 +52,7 @@ impl CalibrationOptions {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            // Within 3 s an H200's lists from pageable memory were measured at two lengths of seven, and went by ways up to 1.6 times as slow as
+            // Within 3 s an H200's lists from pageable memory were measured at two lengths, and went by ways up to 1.6 times as slow as
             // the best.
             budget: Duration::from_secs(6),
             largest: 256 << 20,

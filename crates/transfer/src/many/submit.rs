@@ -269,7 +269,7 @@ impl CrossBackendTransferManager {
                 let unfit = routes.unfit(copied);
                 let excluded = Excluded { declined, unsuited, unfit, ..Excluded::default() };
                 let choice = self.choose_for_many(routes, (input, *count), (options, wanted), excluded);
-                let choice = choice.map_err(|error| routes.with_cause(error, copied))?;
+                let choice = choice.map_err(|error| routes.with_cause(error, copied, options))?;
                 Ok(choice.and_then(|choice| Some((routes.candidates.get_mut(choice.index)?, choice))))
             });
             let (candidate, choice) = match chosen {

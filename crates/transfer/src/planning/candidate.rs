@@ -76,7 +76,7 @@ pub(crate) struct Excluded {
     /// Methods that declined this transfer.
     pub(crate) declined: u8,
     pub(crate) forbidden: u8,
-    /// By what the buffers are: in place, if one is not mapped; otherwise, if a queue does not copy them.
+    /// By what the buffers are: a queue does not copy them, or one is not mapped and would be copied in place.
     pub(crate) unfit: u8,
     /// By what is done with it: a recording, or a queue of the caller's if the bit [`ON_QUEUE`] is set.
     pub(crate) unsuited: u8,

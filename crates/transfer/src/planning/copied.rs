@@ -6,7 +6,7 @@ use super::{
     candidate::{Candidate, bit},
     planner::PathRoutes,
 };
-use crate::strided::Rows;
+use crate::{TransferOptions, strided::Rows};
 
 /// What is copied.
 #[derive(Clone, Copy)]
@@ -92,14 +92,15 @@ impl PathRoutes {
         self.candidates.iter().filter(unfit).fold(0, |methods, candidate| methods | bit(candidate.method()))
     }
 
-    /// Returns the error of a choice without a method left, with what is wrong with the buffers, if that is a reason.
+    /// Returns the error of a choice without a method left, with what is wrong with the buffers, if a method that is not forbidden lacks that.
     #[cold]
-    pub(crate) fn with_cause(&self, error: Error, copied: Copied<'_>) -> Error {
+    pub(crate) fn with_cause(&self, error: Error, copied: Copied<'_>, options: &TransferOptions) -> Error {
         if !self.checks_buffers || error.kind() != ErrorKind::Unsupported {
             return error;
         }
         let check = |candidate: &Candidate| copied.try_for_each(|src, dst| candidate.check(src, dst)).err();
-        match self.candidates.iter().find_map(check) {
+        let mut allowed = self.candidates.iter().filter(|candidate| options.allows(candidate.method()));
+        match allowed.find_map(check) {
             Some(cause) => Error::caused_by(ErrorKind::Unsupported, error.to_string(), cause),
             None => error,
         }

@@ -39,8 +39,8 @@ pub(crate) struct PathRoutes {
     pub(crate) lists: ListCosts,
     /// The copies the other way, if a kernel can copy lists along the path.
     pub(crate) opposite: Option<Arc<EngineQueue>>,
-    /// Whether the choice depends on more of the buffers than their places: if one has no address for a device, as memory of another
-    /// driver, and anyway.
+    /// Whether the choice depends on more of the buffers than their places: of buffers that have no address for a device, such as memory of
+    /// another driver, and of all.
     depends_on_buffers: (bool, bool),
     /// Whether some method may not copy all buffers.
     pub(crate) checks_buffers: bool,

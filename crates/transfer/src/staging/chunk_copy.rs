@@ -385,7 +385,7 @@ pub(super) fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8>
 pub(super) enum Stores {
     /// Past the caches.
     Streaming,
-    /// The same of so many bytes and more.
+    /// Past the caches if it is at least so many bytes, else into them.
     StreamingFrom(usize),
     /// Into the caches: for a long upload, see [`StagingTuning::upload_cached_from`](super::StagingTuning); and for a short download, whose
     /// reader finds it there, which is 13 to 15 % faster on an H200.

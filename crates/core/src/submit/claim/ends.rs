@@ -61,7 +61,7 @@ impl Claims<'_> {
         self.commit_all(fence);
     }
 
-    /// Like [`commit`](Self::commit), but who waits for these ranges is woken when `wakes` is dropped: a task which is woken on this thread
+    /// Like [`commit`](Self::commit), but tasks that wait for these ranges are woken when `wakes` is dropped: a task that is woken on this thread
     /// may wait for the fence, and this thread has still to submit its work.
     ///
     /// # Safety
