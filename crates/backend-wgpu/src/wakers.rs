@@ -104,3 +104,7 @@ impl Wakers {
         due
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/wakers.rs"]
+mod tests;
