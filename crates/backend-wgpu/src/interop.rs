@@ -73,7 +73,8 @@ impl WgpuBackend {
     /// buffer they run at some time.
     ///
     /// wgpu calls callbacks of finished work (`map_async`) meanwhile. A callback that submits gets [`ErrorKind::Busy`], and one that uses
-    /// a buffer may wait for ever for a thread that waits for this submission: leave what uses this library to another thread.
+    /// a buffer may wait for ever for a thread that waits for this submission: leave what uses this library to another thread. Nor may one wait for
+    /// a task that waits for a buffer in `uses`: it is woken afterwards.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; [`ErrorKind::Busy`] if a host view is open on a range; [`ErrorKind::SourceFailed`] if bytes to be

@@ -64,6 +64,16 @@ struct Held {
 
 impl Held {
     fn of(output: &Path) -> Result<Self, Failure> {
+        for _ in 0..3 {
+            if let Some(held) = Self::attempt(output)? {
+                return Ok(held);
+            }
+        }
+        Err(being_recorded(output))
+    }
+
+    /// Returns `None` if another run has the file, or has just removed it.
+    fn attempt(output: &Path) -> Result<Option<Self>, Failure> {
         let mut lock = output.to_owned().into_os_string();
         lock.push(".lock");
         let lock = PathBuf::from(lock);
@@ -79,21 +89,24 @@ impl Held {
         let failed =
             |error| Failure::caused_by(Exit::Input, format!("cannot write {}", lock.display()), error);
         let file = match options.open(&lock) {
-            Err(error) if is_shared(&error) => return Err(being_recorded(output)),
+            Err(error) if is_shared(&error) => return Ok(None),
             opened => opened.map_err(failed)?,
         };
         #[cfg(unix)]
         {
-            // Not every file system has locks. A file that was removed before it was locked was another run's, which has just ended: there is none now, or that of a third.
+            use std::os::unix::fs::MetadataExt as _;
+            // Not every file system has locks.
             if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-                return Err(being_recorded(output));
+                return Ok(None);
             }
-            let links = file.metadata().map_err(failed)?;
-            if std::os::unix::fs::MetadataExt::nlink(&links) == 0 {
-                return Self::of(output);
+            // Another run that has just ended may have removed the file before it was locked here, and a third one may have made it again.
+            let own = file.metadata().map_err(failed)?;
+            let is_same = |there: fs::Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
+            if !fs::metadata(&lock).is_ok_and(is_same) {
+                return Ok(None);
             }
         }
-        Ok(Self { lock, file: Some(file) })
+        Ok(Some(Self { lock, file: Some(file) }))
     }
 }
 

@@ -124,9 +124,8 @@ pub(crate) fn cost(
 /// Returns how many nanoseconds after an event an operation begins: if CUPTI records it, as many as another event takes, as on an H200.
 pub(crate) fn after_event(op: &Op) -> u64 {
     match &op.work {
-        Work::Record { .. } | Work::Wait | Work::Host(_) | Work::Word { .. } | Work::WriteWord { .. } => 0,
-        _ if op.call == 0 => 0,
-        _ => EVENT_NS,
+        Work::Copies(_) | Work::Fill(_) | Work::Kernel(_) if op.call != 0 => EVENT_NS,
+        _ => 0,
     }
 }
 

@@ -486,7 +486,7 @@ fn device_of(record: &EngineRecord) -> Option<(DeviceId, bool)> {
 }
 
 /// Returns whether each operation of a kind is work of an engine. Prefetches have no record, and a recording may be empty.
-fn has_records(kind: OperationKind) -> bool {
+pub(crate) fn has_records(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Copy | OperationKind::Fill | OperationKind::Kernel)
 }
 

@@ -8,11 +8,12 @@ use std::{
 };
 
 use transload_core::{
-    ClockId, DeviceClock, OperationId, OperationInfo, OperationKind, Result, Stamp, TimelineId, TransferId,
+    ClockId, DeviceClock, OperationId, OperationInfo, Result, Stamp, TimelineId, TransferId,
 };
 
 use crate::{
     clock_map::ClockMap,
+    engines::has_records,
     inbox::QueueKey,
     slots::{List, Slots},
 };
@@ -98,7 +99,7 @@ impl Pending {
         // The operation begins when the stamp before it is done.
         let begin = begun.saturating_add(stamp).min(ended);
         let Enqueued { id, info, .. } = &self.operation;
-        let is_recorded = id.is_some() && info.kind != OperationKind::Wait;
+        let is_recorded = id.is_some() && has_records(info.kind);
         let after = if is_recorded { stamp } else { 0 };
         Ok(Some((begin, ended.saturating_sub(after).max(begin))))
     }

@@ -130,8 +130,8 @@ pub(crate) fn would_block() -> Transfer {
 pub(crate) type Again<'a> = ((&'a RawBuffer, &'a RawBuffer), (&'a TransferOptions, Option<&'a Extras<'a>>));
 
 impl CrossBackendTransferManager {
-    /// Goes on after an error for which nothing was submitted: by another method, if memory that this one needs was too short, a buffer is not
-    /// mapped, or the method was only tried. Refuses what is the caller's error.
+    /// Goes on after an error for which nothing was submitted: by another method, if memory that this one needs was too short, or
+    /// the method was only tried. Refuses what is the caller's error.
     ///
     /// # Errors
     /// The error to return otherwise. It counts as a failure of the path.

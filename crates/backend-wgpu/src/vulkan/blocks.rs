@@ -21,10 +21,16 @@ pub(crate) struct Blocks {
     state: Mutex<State>,
 }
 
+/// A part of a block, and its memory type.
+pub(super) type Part = (u32, Allocation);
+
 #[derive(Default)]
 struct State {
     /// Made by the first allocation. Its drop frees the blocks.
     allocator: Option<Allocator>,
+    /// Of each memory type the part that was freed last: its block would go with it if it was the only one there, and the next allocation would
+    /// need a new block, if all others are full.
+    kept: Vec<Part>,
     allocations: u64,
     bytes: u64,
     /// Whether the blocks go with the last allocation: they were trimmed since one was made.
@@ -51,7 +57,7 @@ impl Blocks {
     }
 
     /// Allocates memory of this type. `None` if there is none: memory of its own may still be had, or its error is the driver's.
-    pub(super) fn allocate(&self, needs: &vk::MemoryRequirements, memory_type: u32) -> Option<Allocation> {
+    pub(super) fn allocate(&self, needs: &vk::MemoryRequirements, memory_type: u32) -> Option<Part> {
         let requirements = vk::MemoryRequirements {
             size: needs.size,
             alignment: needs.alignment.max(ALIGNMENT),
@@ -66,38 +72,48 @@ impl Blocks {
             allocation_scheme: AllocationScheme::GpuAllocatorManaged,
         };
         let mut state = self.state.lock();
-        if state.allocator.is_none() {
-            state.allocator = Allocator::new(&self.device).ok();
-        }
-        let allocation = state.allocator.as_mut()?.allocate(&description).ok()?;
+        let fits = |(of, kept): &Part| {
+            let is_aligned = kept.offset().is_multiple_of(requirements.alignment);
+            *of == memory_type && kept.size() == requirements.size && is_aligned
+        };
+        let part = match state.kept.iter().position(fits) {
+            Some(at) => state.kept.swap_remove(at),
+            None => {
+                if state.allocator.is_none() {
+                    state.allocator = Allocator::new(&self.device).ok();
+                }
+                (memory_type, state.allocator.as_mut()?.allocate(&description).ok()?)
+            }
+        };
         state.allocations += 1;
         state.goes = false;
-        state.bytes += allocation.size();
-        Some(allocation)
+        state.bytes += part.1.size();
+        Some(part)
     }
 
-    /// Frees an allocation.
+    /// Frees a part.
     ///
     /// # Safety
     /// * No work uses it, and no buffer of it is used again.
-    pub(super) unsafe fn free(&self, allocation: Allocation) {
+    pub(super) unsafe fn free(&self, part: Part) {
         let mut state = self.state.lock();
         state.allocations -= 1;
-        state.bytes -= allocation.size();
-        // It is one of this allocator: else it stays allocated.
-        let _freed = state.allocator.as_mut().map(|allocator| allocator.free(allocation));
-        if state.allocations == 0 && state.goes {
-            state.allocator = None;
+        state.bytes -= part.1.size();
+        let earlier =
+            state.kept.iter().position(|(of, _)| *of == part.0).map(|at| state.kept.swap_remove(at));
+        state.kept.push(part);
+        state.free_all(earlier);
+        if state.goes {
+            state.free_kept();
         }
     }
 
-    /// Frees the last blocks, which are kept, once nothing is allocated: now, or with the last allocation, if none is made before.
+    /// Frees the parts and blocks that are kept. The last block goes once nothing is allocated: now, or with the last part, if none is allocated
+    /// before.
     pub(crate) fn trim(&self) {
         let mut state = self.state.lock();
         state.goes = true;
-        if state.allocations == 0 {
-            state.allocator = None;
-        }
+        state.free_kept();
     }
 
     /// Returns the bytes of the blocks, and how many of them are in no use.
@@ -105,6 +121,24 @@ impl Blocks {
         let state = self.state.lock();
         let all = state.allocator.as_ref().map_or(0, Allocator::capacity);
         (all, all.saturating_sub(state.bytes))
+    }
+}
+
+impl State {
+    fn free_kept(&mut self) {
+        let kept = std::mem::take(&mut self.kept);
+        self.free_all(kept);
+        if self.allocations == 0 {
+            self.allocator = None;
+        }
+    }
+
+    fn free_all(&mut self, parts: impl IntoIterator<Item = Part>) {
+        let Some(allocator) = &mut self.allocator else { return };
+        for (_, allocation) in parts {
+            // It is one of this allocator: else it stays allocated.
+            let _freed = allocator.free(allocation);
+        }
     }
 }
 

@@ -6,7 +6,6 @@ use std::{
 };
 
 use ash::vk;
-use gpu_allocator::vulkan::Allocation;
 use transload_core::{
     DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory,
 };
@@ -47,7 +46,7 @@ pub(crate) struct Memory {
     size: u64,
     /// Memory of its own; null if it is part of a block, or of a framework.
     pub(super) memory: vk::DeviceMemory,
-    part: Option<Allocation>,
+    part: Option<blocks::Part>,
     address: Option<NonNull<u8>>,
     is_exported: bool,
     /// Whether it is a GPU's own.
@@ -131,7 +130,7 @@ impl Memory {
             let stored = types.iter().filter(|index| vulkan.stored_types & (1 << **index) != 0);
             made.part = stored.chain(&types).find_map(|index| vulkan.blocks.allocate(&needs, *index));
         }
-        if let Some(part) = &made.part {
+        if let Some((_, part)) = &made.part {
             // SAFETY: both are new and of this device; the part has the type, the size and the alignment that the buffer needs.
             unsafe { vulkan.raw.bind_buffer_memory(buffer, part.memory(), part.offset()) }
                 .map_err(|result| refused("vkBindBufferMemory", result))?;

@@ -73,3 +73,40 @@ fn blocks_go_with_the_last_buffer_after_a_drain() {
     backend.drain().unwrap();
     assert_eq!(blocks.driver_allocations(), 0);
 }
+
+/// Else a program whose memory fills its blocks would have the driver allocate one for each short-lived buffer.
+#[test]
+fn block_of_a_short_lived_buffer_is_kept_for_the_next_one() {
+    const BYTES: usize = 1 << 20;
+    let Some(backend) = setup::backend() else { return };
+    let state = backend.states().remove(0);
+    let blocks = &state.queue.vulkan.blocks;
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let allocate = |bytes| backend.allocate(state.id(), kind, bytes).unwrap();
+        // Until the first block has no room for another one.
+        let mut full = vec![allocate(BYTES)];
+        let first = loop {
+            let next = allocate(BYTES);
+            if blocks.driver_allocations() > 1 {
+                break next;
+            }
+            full.push(next);
+        };
+        drop(first);
+        assert_eq!(blocks.driver_allocations(), 2, "{kind}");
+        let in_use = backend.resource_counts();
+        assert_eq!(in_use.bytes - in_use.cached_bytes, (full.len() * BYTES) as u64, "{kind}");
+        // Of the same length or another one.
+        for bytes in [BYTES, 1000, BYTES, 1000] {
+            let short_lived = allocate(bytes);
+            assert_eq!(blocks.driver_allocations(), 2, "{kind}, {bytes} bytes");
+            drop(short_lived);
+            assert_eq!(blocks.driver_allocations(), 2, "{kind}, {bytes} bytes");
+        }
+        backend.drain().unwrap();
+        assert_eq!(blocks.driver_allocations(), 1, "{kind}: freed by a drain");
+        drop(full);
+        assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
+        assert_eq!(blocks.driver_allocations(), 0, "{kind}");
+    }
+}

@@ -17,7 +17,7 @@ use crate::{
     CrossBackendTransferManager, TransferOptions,
     context::{ManagerContext, is_observed},
     methods::SingleOperation,
-    planning::{engine_queue::EngineQueue, request::PlanInput},
+    planning::{candidate::Excluded, copied::Copied, engine_queue::EngineQueue, request::PlanInput},
     report_events::{CompletionWithId, Traced},
     stats::unobserved::UnobservedTransfer,
 };
@@ -206,10 +206,11 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::Unsupported`] if there is none, with the reason of each.
     pub(super) fn plan_single(&self, (src, dst): &Pair, options: &TransferOptions) -> Result<PlannedPair> {
         let input = PlanInput::of(src, dst)?;
-        let (mut cache, mut declined) = (self.registry.route_cache(), 0);
+        let (mut cache, mut excluded) = (self.registry.route_cache(), Excluded::default());
         loop {
             let routes = cache.routes(&self.registry, &input.path)?;
-            let choice = routes.choose_recordable(&input, options, &self.context, declined)?;
+            excluded.unfit = routes.unfit(Copied::All(src, dst));
+            let choice = routes.choose_recordable(&input, options, &self.context, excluded)?;
             let candidate = &routes.candidates[choice.index];
             match (
                 self.registry.prepare(&input.path, candidate),
@@ -220,7 +221,7 @@ impl CrossBackendTransferManager {
                     let report = candidate.info.report(&candidate.submission(&input, &choice));
                     return Ok(PlannedPair { single, backend, engine, report });
                 }
-                (Err(methods), _) => declined |= methods,
+                (Err(methods), _) => excluded.declined |= methods,
                 (Ok(()), None) => {
                     return Err(Error::new(ErrorKind::Unsupported, "the chosen method cannot be recorded"));
                 }

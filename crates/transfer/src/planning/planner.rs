@@ -295,13 +295,12 @@ impl PathRoutes {
         input: &PlanInput,
         options: &TransferOptions,
         context: &ManagerContext,
-        declined: u8,
+        excluded: Excluded,
     ) -> Result<Choice> {
         let not =
             self.candidates.iter().filter(|candidate| candidate.method.single_operation(self.path).is_none());
-        let unsuited = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
-        let excluded = Excluded { declined, unsuited, ..Excluded::default() };
-        self.choose_usual(input, options, context, excluded)?;
+        let unsuited = not.fold(excluded.unsuited, |methods, candidate| methods | bit(candidate.method()));
+        self.choose_usual(input, options, context, Excluded { unsuited, ..excluded })?;
         Ok(self.latest)
     }
 

@@ -40,7 +40,7 @@ fn exact(_: usize, _: TransferMethod, _: TransferMethod) -> f64 {
     1.0
 }
 
-/// About a quarter of the copies take twice as long: of the eight by which some sizes are measured, fewer than half.
+/// About a quarter of the copies take twice as long; in the order in which a calibration makes them, fewer than half of those of one size and method.
 pub(crate) fn noisy(number: usize, _: TransferMethod, _: TransferMethod) -> f64 {
     if number.wrapping_mul(0x9E37_79B1) % 1021 < 255 { 2.0 } else { 1.0 }
 }
