@@ -17,7 +17,7 @@ const ORDINALS: [&str; 11] = [
 const SHOWN: usize = 6;
 /// The themes, each with what the ids of its rows begin with; a row belongs to the first one that it fits. Those of single copies begin with a path, too.
 /// `first-use` has none: almost every run measures it.
-const THEMES: [(&str, &[&str]); 10] = [
+const THEMES: [(&str, &[&str]); 11] = [
     (
         COPIES,
         &[
@@ -43,6 +43,7 @@ const THEMES: [(&str, &[&str]); 10] = [
     ("Scaling", &["scaling"]),
     ("Streams", &["streams", "pytorch/streams"]),
     ("Memory", &["memory", "pytorch/memory"]),
+    ("Vulkan by a processor", &["wgpu/0-software", "wgpu/1-software"]),
     ("Vulkan", &["wgpu"]),
 ];
 const COPIES: &str = "Single copies";
