@@ -87,3 +87,18 @@ fn step(name: &str) {
     let seconds = BEGUN.elapsed().as_secs();
     println!("\n== {name} ({}:{:02})", seconds / 60, seconds % 60);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    #[test]
+    fn workflow_writes_a_summary_and_has_no_token_to_write_with() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../.github/workflows/ci.yml");
+        let workflow = fs::read_to_string(path).unwrap();
+        // Of the whole workflow: what it does not name is not granted.
+        assert!(workflow.contains("\npermissions:\n  contents: read\n\n"), "{workflow}");
+        assert!(!workflow.contains(": write"), "{workflow}");
+        assert!(workflow.contains("--summary \"$GITHUB_STEP_SUMMARY\""), "{workflow}");
+    }
+}

@@ -29,6 +29,15 @@ pub(crate) struct HostInstant {
     pub(crate) error: u64,
 }
 
+impl HostInstant {
+    /// Returns by how much the begin of an operation is later than this: nothing begins before it was enqueued, so a difference up to the error is the
+    /// clock's.
+    pub(crate) fn late_by(self, enqueued: i64) -> i64 {
+        let most = i64::try_from(self.error).unwrap_or(0);
+        enqueued.saturating_sub(self.at).clamp(0, most)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Point {
     device: i64,
@@ -252,6 +261,13 @@ mod tests {
         assert!(!map.is_unrelated());
         map.add(reading(begin + 400, 1_000_200, 1_000_200));
         assert!(map.is_unrelated(), "it counts something else");
+    }
+
+    #[test]
+    fn begin_is_no_later_than_its_enqueueing_says_and_only_within_the_error() {
+        let late_by = |error, enqueued| HostInstant { at: 100, error }.late_by(enqueued);
+        assert_eq!([late_by(10, 50), late_by(10, 105), late_by(10, 200)], [0, 5, 10]);
+        assert_eq!(late_by(u64::MAX, 200), 0, "of no bounded error nothing is known");
     }
 
     #[test]

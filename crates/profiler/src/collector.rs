@@ -359,6 +359,10 @@ impl Collector {
             (start.at, stop.at) = (enqueued, since(self.origin, Instant::now()));
         }
         let is_unrelated = map.is_unrelated();
+        if !is_unrelated {
+            let late = start.late_by(enqueued);
+            (start.at, stop.at) = (start.at.saturating_add(late), stop.at.saturating_add(late));
+        }
         // Virtual time has lengths of its own.
         let stopped = if is_unrelated { start.at.saturating_add(end - begin) } else { stop.at };
         let span = (start.at, stopped.max(start.at));

@@ -6,7 +6,7 @@ use super::{
 };
 
 /// Ids of rows that must have goals, or what they begin with, up to a `/`: one without a row is missed.
-const EXPECTED: [&str; 151] = [
+const EXPECTED: [&str; 153] = [
     "wait/cpu.pinned-to-cuda:0.device/",
     "await/cpu.pinned-to-cuda:0.device/",
     "allocations/cpu.pinned-to-cuda:0.device/",
@@ -140,6 +140,8 @@ const EXPECTED: [&str; 151] = [
     "scaling/profiling/engines/agree/",
     "scaling/profiling/clock/off",
     "scaling/profiling/clock/stated",
+    "scaling/trace/perfetto/write",
+    "scaling/trace/chrome/write",
     "scaling/advice/pin",
     "scaling/advice/lists",
     "choice-2/regret/mean",

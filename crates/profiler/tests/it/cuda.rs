@@ -174,8 +174,14 @@ fn device_rows_lie_on_the_clock_of_the_host() {
         };
         let slices: Vec<_> = written.slices().into_iter().filter(is_of_device).collect();
         assert_eq!(slices.len(), seen.len());
-        for (slice, (before, after)) in slices.iter().zip(seen) {
+        let is_submission = |slice: &serde_json::Value| {
+            slice["args"]["pieces"].is_null() && slice["args"]["bytes"] == (index + 1) << 20
+        };
+        let submissions: Vec<_> = written.slices().into_iter().filter(is_submission).collect();
+        assert_eq!(submissions.len(), seen.len());
+        for ((slice, submission), (before, after)) in slices.iter().zip(&submissions).zip(seen) {
             let begin = micros(slice, "ts");
+            assert!(begin >= micros(submission, "ts"), "{slice} begins before {submission}");
             lowest = lowest.max(begin + micros(slice, "dur") - after.as_secs_f64() * 1e6);
             highest = highest.min(begin - before.as_secs_f64() * 1e6);
             error = error.max(micros(&slice["args"], "clock_error_ns") / 1e3);

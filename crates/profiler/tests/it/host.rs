@@ -20,6 +20,8 @@ use transload_profiler::{
     Direction, ProfilerOptions, StreamProfiler, StreamReport, TraceFormat, TraceOptions, Unit,
 };
 
+use transload_transfer::CrossBackendTransferManager;
+
 use crate::{Written, timing_all};
 
 fn backend() -> Arc<dyn Backend> {
@@ -39,6 +41,23 @@ fn copy(backend: &Arc<dyn Backend>, queue: &QueueLease, bytes: usize) {
 fn counts(report: &StreamReport) -> Vec<(OperationKind, u64, u64, u64)> {
     let kinds = report.kinds.iter();
     kinds.map(|kind| (kind.kind, kind.operations, kind.bytes, kind.running.count)).collect()
+}
+
+#[test]
+fn transfers_of_a_path_are_reported_by_class_of_size() {
+    let profiler = timing_all();
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    profiler.attach(&manager.backend(DeviceId::Cpu).unwrap()).unwrap();
+    profiler.enable().unwrap();
+    for bytes in [4 << 10, 16 << 20, 4 << 10] {
+        let buffer = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+        manager.copy(&buffer(), &buffer()).wait().unwrap();
+    }
+    let report = profiler.get_comprehensive_report();
+    let mut found: Vec<_> = report.paths.iter().map(|path| (path.sampled, path.sampled_bytes)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [(1, 16 << 20), (2, 8 << 10)], "{report}");
 }
 
 #[test]

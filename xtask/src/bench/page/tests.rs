@@ -287,6 +287,67 @@ fn first_screen_is_the_verdict_and_the_command_is_last() {
 }
 
 #[test]
+fn sections_come_in_the_order_in_which_they_are_asked_for() {
+    let page = html(&hardware_sample(), Some(&hardware_sample()));
+    let ids = page.split("<section id=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let order = ["verdict", "directions", "choices", "paths", "goals", "changes", "rows"];
+    assert_eq!(ids.collect::<Vec<_>>(), order);
+}
+
+#[test]
+fn page_has_what_phones_printers_keyboards_and_readers_need() {
+    let page = html(&hardware_sample(), None);
+    assert!(
+        page.contains("<html lang=\"en\"")
+            && page.contains("content=\"width=device-width, initial-scale=1\"")
+    );
+    assert!(STYLE.contains("@media print{") && STYLE.contains("@media(max-width:500px){"));
+    // The first thing that a keyboard reaches leads to the verdict.
+    let first = page.split("<a ").nth(1).unwrap();
+    assert!(first.starts_with("class=\"skip\" href=\"#verdict\""), "{first}");
+    assert!(rule(&page, ":focus-visible").contains("outline:"));
+    for table in page.split("<table").take(page.matches("<table").count()) {
+        let region = table.rsplit_once("<div").unwrap().1;
+        assert!(region.contains("tabindex=\"0\"") && region.contains("aria-label="), "{region}");
+    }
+}
+
+/// Returns the relative luminance of a colour such as `#15181c` or `#fff`, by WCAG 2.2.
+fn luminance(colour: &str) -> f64 {
+    let digits = colour.strip_prefix('#').unwrap();
+    let width = digits.len() / 3;
+    let part = |index: usize| {
+        let digits = digits[index * width..(index + 1) * width].repeat(3 - width);
+        let value = f64::from(u8::from_str_radix(&digits, 16).unwrap()) / 255.0;
+        if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+    };
+    0.2126 * part(0) + 0.7152 * part(1) + 0.0722 * part(2)
+}
+
+#[test]
+fn text_and_lines_stand_out_on_light_and_on_dark() {
+    let (light, rest) = STYLE.split_once("@media screen and (prefers-color-scheme:dark){").unwrap();
+    let dark = rest.split_once("}}").unwrap().0;
+    for palette in [light, dark] {
+        let colour = |name: &str| {
+            let (_, rest) = palette.split_once(&format!("--{name}:")).unwrap();
+            luminance(rest.split([';', '}']).next().unwrap())
+        };
+        let contrast = |one: &str, other: &str| {
+            let (one, other) = (colour(one), colour(other));
+            (one.max(other) + 0.05) / (one.min(other) + 0.05)
+        };
+        for name in ["fg", "dim", "good", "bad", "d", "s", "p", "u", "z", "x"] {
+            for background in ["bg", "soft"] {
+                let found = contrast(name, background);
+                assert!(found >= 4.5, "--{name} on --{background}: {found:.2}");
+            }
+        }
+        assert!(contrast("fg", "warn") >= 4.5);
+    }
+}
+
+#[test]
 fn first_column_stays_while_a_table_scrolls() {
     let page = html(&hardware_sample(), None);
     let column = rule(&page, ".scroll th:first-child");
