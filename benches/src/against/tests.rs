@@ -253,3 +253,19 @@ fn markdown_has_the_verdict_and_the_changed_rows() {
     assert_eq!(row.matches(" | ").count(), 7, "{row}");
     assert!(!text.contains("row/8"), "{text}");
 }
+
+#[test]
+fn folder_stands_for_its_program_and_the_commit_of_its_manifest() {
+    let folder = env::temp_dir().join(format!("transload-against-test-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let absent = program(&folder).unwrap_err().to_string();
+    assert!(absent.contains("name one, or a folder that has it"), "{absent}");
+    let file = folder.join(format!("transload-bench{}", env::consts::EXE_SUFFIX));
+    fs::write(&file, "").unwrap();
+    let found = program(&folder).unwrap();
+    assert_eq!(found, program(&file).unwrap());
+    assert_eq!(described(&found), found.display().to_string());
+    fs::write(folder.join("manifest.json"), r#"{"commit": "0123abcd", "modified": true}"#).unwrap();
+    assert_eq!(described(&found), format!("{} (commit 0123abcd, with changes)", found.display()));
+    fs::remove_dir_all(&folder).unwrap();
+}

@@ -1,4 +1,4 @@
-//! Reports while threads submit without a pause.
+//! Reports of transfers, also while threads submit without a pause.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -47,4 +47,21 @@ fn report_ends_while_threads_go_on_submitting() {
     let report = profiler.get_comprehensive_report();
     let [path] = &report.paths[..] else { panic!("{report}") };
     assert!(path.elapsed.count > 0, "{report}");
+}
+
+#[test]
+fn transfers_of_a_path_are_reported_by_class_of_size() {
+    let profiler = timing_all();
+    let manager = CrossBackendTransferManager::builder().observer(profiler.observer()).build();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    profiler.attach(&manager.backend(DeviceId::Cpu).unwrap()).unwrap();
+    profiler.enable().unwrap();
+    for bytes in [4 << 10, 16 << 20, 4 << 10] {
+        let buffer = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+        manager.copy(&buffer(), &buffer()).wait().unwrap();
+    }
+    let report = profiler.get_comprehensive_report();
+    let mut found: Vec<_> = report.paths.iter().map(|path| (path.sampled, path.sampled_bytes)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [(1, 16 << 20), (2, 8 << 10)], "{report}");
 }
