@@ -140,7 +140,7 @@ fn open(config: &WgpuBackendConfig, adapter: &wgpu::Adapter, id: DeviceId) -> Re
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a device of Vulkan before 1.2, or if wgpu's queue was to be locked and is not;
-/// [`ErrorKind::InvalidArgument`] for the queue of another device of Vulkan; the driver's.
+/// [`ErrorKind::InvalidArgument`] for the queue of another device; the driver's.
 fn adopt(config: &WgpuBackendConfig, given: &AdoptedDevice, id: DeviceId) -> Result<Arc<dyn ApiDevice>> {
     let adopted = || -> Result<Arc<dyn ApiDevice>> {
         #[cfg(any(target_os = "linux", windows))]

@@ -1,4 +1,4 @@
-//! Wakes tasks that await points of a device's timeline. One thread for each device waits, and only while a task does.
+//! Wakes tasks that await points of a queue's timeline. One thread for each queue waits, and only while a task does.
 
 use std::{sync::Arc, task::Waker, thread};
 

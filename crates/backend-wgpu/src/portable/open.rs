@@ -3,9 +3,10 @@
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicBool, AtomicU64},
+    mpsc,
 };
 
-use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result};
+use transload_core::{DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, Result, catch_panic};
 
 use super::{DeviceState, Submissions, staging::StagingPool, storage::Counters};
 use crate::{
@@ -38,10 +39,38 @@ pub(crate) fn open(adapter: &wgpu::Adapter, id: DeviceId) -> Result<Arc<DeviceSt
 /// Takes a device of a framework. Its handlers stay in place.
 ///
 /// # Errors
-/// [`ErrorKind::DeviceLost`] if it is lost.
+/// [`ErrorKind::DeviceLost`] if it is lost; [`ErrorKind::InvalidArgument`] for the queue of another device.
 pub(crate) fn adopt(given: &AdoptedDevice, id: DeviceId) -> Result<Arc<DeviceState>> {
     let state = make(id, given.device.clone(), given.queue.clone());
-    state.queue.check_alive().map(|()| state)
+    state.queue.check_alive()?;
+    if has_queue(&given.device, &given.queue) {
+        return Ok(state);
+    }
+    // It may have been lost meanwhile.
+    state.queue.check_alive()?;
+    Err(Error::new(ErrorKind::InvalidArgument, "the queue is that of another device"))
+}
+
+/// Returns whether what the queue writes is in the device's memory. wgpu tells a wrong queue to the handler of that one's device, which panics by default.
+fn has_queue(device: &wgpu::Device, queue: &wgpu::Queue) -> bool {
+    const WORD: [u8; 4] = *b"here";
+    let descriptor = wgpu::BufferDescriptor {
+        label: None,
+        size: WORD.len() as u64,
+        usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
+        mapped_at_creation: false,
+    };
+    let is_written = || {
+        let buffer = device.create_buffer(&descriptor);
+        queue.write_buffer(&buffer, 0, &WORD);
+        queue.submit([]);
+        let (sender, mapped) = mpsc::channel();
+        buffer.map_async(wgpu::MapMode::Read, .., move |outcome| drop(sender.send(outcome)));
+        let _waited = device.poll(wgpu::PollType::wait_indefinitely());
+        matches!(mapped.try_recv(), Ok(Ok(())))
+            && buffer.get_mapped_range(..).is_ok_and(|view| view[..] == WORD)
+    };
+    catch_panic(is_written).unwrap_or(false)
 }
 
 fn make(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Arc<DeviceState> {

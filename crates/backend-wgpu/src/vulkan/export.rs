@@ -1,4 +1,4 @@
-//! Memory and semaphores that another API of the same GPU imports, by file descriptors.
+//! Memory and semaphores that another API of the same GPU imports, by file descriptors. `src/cuda` says what that relies on.
 
 use std::sync::Arc;
 

@@ -1,6 +1,12 @@
 //! Devices and buffers of a framework, which goes on to submit by itself.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use transload_backend_cpu::CpuBackend;
 use transload_backend_wgpu::{WgpuBackend, WgpuBackendConfig, create_shared_device, wgpu};
@@ -11,7 +17,7 @@ use transload_core::{
 
 use crate::{
     MIB, Setup, copy,
-    framework::{Framework, adapter, frameworks, tested},
+    framework::{DEVICES, Framework, adapter, frameworks, tested},
     setup,
     shaders::{doubling, pipeline},
 };
@@ -304,6 +310,33 @@ fn devices_that_cannot_be_adopted_are_refused() {
     let greedy = wgpu::DeviceDescriptor { required_features: missing, ..wgpu::DeviceDescriptor::default() };
     let refused = create_shared_device(&adapter, &greedy).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+}
+
+/// wgpu tells the handler of the queue's own device, if there is one, and goes on as if the work was done.
+#[test]
+fn queue_of_another_device_is_refused() {
+    for framework in frameworks() {
+        let Some(adapter) = adapter() else { return };
+        for has_handler in [false, true] {
+            let opened = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default()));
+            let (other, queue) = opened.unwrap();
+            if has_handler {
+                other.on_uncaptured_error(Arc::new(|_| {}));
+            }
+            let given = |config: WgpuBackendConfig| match env::var_os(DEVICES) {
+                Some(_) => config.with_device(framework.device.clone(), queue.clone()),
+                // SAFETY: no surface is configured for it, and wgpu's queue is used as such only.
+                None => unsafe { config.with_foreign_device(framework.device.clone(), queue.clone()) },
+            };
+            let base = if env::var_os(DEVICES).is_some() { tested().0 } else { WgpuBackendConfig::default() };
+            let refused = WgpuBackend::open(&given(base)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        }
+        // The device is as it was.
+        let setup = framework.adopted();
+        let there = setup.adopt(&framework.buffer(64));
+        copy(&setup.queue(), &setup.filled(MemoryKind::Pinned, 64, 7), &there).wait().unwrap();
+    }
 }
 
 #[test]
