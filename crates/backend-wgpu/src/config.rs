@@ -49,7 +49,8 @@ impl WgpuBackendConfig {
 
     /// Uses this device of a framework, which `create_shared_device` made if it is one of Vulkan, and other devices given so, in
     /// the place of those that are found: as `wgpu:0` (`metal:0` on macOS) and so on, in this order. Both are kept until the backend and all its handles are
-    /// dropped. The device's handlers of errors and of its loss stay the framework's.
+    /// dropped. The device's handlers of errors and of its loss stay the framework's. On other APIs than Vulkan, opening the backend waits for what the queue was given before, and tells by a word
+    /// that it writes whether the queue is the device's.
     ///
     /// The framework goes on to submit to the queue, from any thread. Copies by wgpu's queue are in order with that by the order of the calls
     /// alone, others by [`WgpuBackend::fence`](crate::WgpuBackend::fence) and by waiting for them.

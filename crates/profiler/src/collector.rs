@@ -360,8 +360,8 @@ impl Collector {
         }
         let is_unrelated = map.is_unrelated();
         if !is_unrelated {
-            let late = start.late_by(enqueued);
-            (start.at, stop.at) = (start.at.saturating_add(late), stop.at.saturating_add(late));
+            // Its end stays: what follows it on the stream would overlap it.
+            start.at = start.at.saturating_add(start.late_by(enqueued));
         }
         // Virtual time has lengths of its own.
         let stopped = if is_unrelated { start.at.saturating_add(end - begin) } else { stop.at };
