@@ -183,12 +183,9 @@ impl Directory {
             return Some(index);
         }
         let index = self.vacant.pop().or_else(|| arenas.add())?;
-        let mut state = arenas.get(index)?.lock();
         self.generations += 1;
-        state.generation = self.generations;
-        state.is_hosts = is_hosts;
-        state.owner = Owner::Stream(Arc::downgrade(&stream.own));
-        drop(state);
+        let owner = Owner::Stream(Arc::downgrade(&stream.own));
+        arenas.get(index)?.lock().enter(self.generations, owner, is_hosts);
         self.of.insert(stream.id(), index);
         Some(index)
     }

@@ -33,7 +33,7 @@ pub use builder::AllocatorBuilder;
 pub use statistics::{AllocatorStatistics, SizeClassStatistics};
 
 use self::{
-    arena::{Ordered, size::AllocParams},
+    arena::{FreeWatermark, Ordered, size::AllocParams},
     shared::{Handle, Shared},
 };
 use crate::{CudaEvent, CudaStream};
@@ -237,12 +237,7 @@ impl StreamOrderedAllocator {
         let fence = on.fence()?;
         stream.wait_fence(&fence)?;
         let point = fence.point();
-        {
-            let mut state = other.lock();
-            if state.generation == generation && state.watermark.freed < freed {
-                state.watermark = arena::FreeWatermark { freed, point };
-            }
-        }
+        other.lock().note_watermark(generation, FreeWatermark { freed, point });
         // Fences are dropped without the lock.
         let mut dropped = Vec::new();
         let mut state = self.shared.arena_for(stream)?.state;

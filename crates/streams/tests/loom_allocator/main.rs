@@ -51,15 +51,19 @@ use shard::{Kept, Shard, Use};
 
 type Arena = arena::Arena<(), (), ()>;
 
+/// The generation of an arena's first stream.
+const FIRST: u64 = 1;
+
 fn model(work: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(work);
 }
 
-/// An arena with one free segment of that many 512-byte blocks.
+/// An arena of a first stream with one free segment of that many 512-byte blocks.
 fn arena_of(blocks: u64) -> Arc<Arena> {
     let arena = Arc::new(Arena::new(()));
+    arena.lock().enter(FIRST, (), false);
     let piece = Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
     arena.lock().blocks.insert_free(piece);
     arena
@@ -130,7 +134,7 @@ fn watermark_covers_the_work_of_earlier_frees() {
             thread::spawn(move || use_once(&arena, &enqueued))
         };
         let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
-        let Ok(Some(watermark)) = arena.record_watermark(0, record) else {
+        let Ok(Some(watermark)) = arena.record_watermark(FIRST, record) else {
             unreachable!("it is the first generation")
         };
         let taken = {
@@ -144,6 +148,33 @@ fn watermark_covers_the_work_of_earlier_frees() {
             assert!(piece.order.freed <= watermark.point, "{watermark:?} does not cover {piece:?}");
         }
         worker.join().unwrap();
+    });
+}
+
+/// A stream is released and another one gets its arena, while a thread records a point for frees of the first: the second
+/// one's frees are not taken for those.
+#[test]
+fn watermark_is_not_passed_on_to_the_next_stream() {
+    model(|| {
+        let arena = arena_of(1);
+        let block = take(&arena).unwrap();
+        assert!(free(&arena, block));
+        let worker = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                arena.lock().vacate(());
+                let mut state = arena.lock();
+                state.enter(FIRST + 1, (), false);
+                let (handle, address) = state.take_block(params()).unwrap();
+                let found = state.live(handle, address);
+                assert!(state.free_exclusive(found));
+            })
+        };
+        arena.record_watermark(FIRST, || Ok::<_, Infallible>(1)).unwrap();
+        worker.join().unwrap();
+        let state = arena.lock();
+        assert_eq!(state.freed, 1);
+        assert_eq!(state.watermark.freed, 0, "no point of the second stream was recorded");
     });
 }
 

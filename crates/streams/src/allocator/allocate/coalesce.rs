@@ -245,10 +245,7 @@ impl Shared {
                 Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
             };
             if is_complete {
-                let mut state = arena.lock();
-                if state.generation == generation && state.watermark.freed <= freed {
-                    state.watermark = FreeWatermark { freed, point: 0 };
-                }
+                arena.lock().note_watermark(generation, FreeWatermark { freed, point: 0 });
             }
         }
         let search = Search {

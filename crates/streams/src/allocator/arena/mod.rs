@@ -29,7 +29,7 @@ pub(crate) struct Arena<O, F, U> {
 
 /// State behind the lock. `O` is the owner, `F` a fence, `U` a recorded user.
 pub(crate) struct ArenaState<O, F, U> {
-    /// Changes with each stream that the arena serves.
+    /// Another one for each stream that the arena serves, from 1; 0 while it is vacant.
     pub(crate) generation: u64,
     pub(crate) owner: O,
     pub(crate) blocks: Blocks,
@@ -149,10 +149,7 @@ impl<O, F, U> Arena<O, F, U> {
             state.freed
         };
         let watermark = FreeWatermark { freed, point: record()? };
-        let mut state = self.lock();
-        if state.generation == generation && state.watermark.freed < freed {
-            state.watermark = watermark;
-        }
+        self.lock().note_watermark(generation, watermark);
         Ok(Some(watermark))
     }
 }
@@ -309,8 +306,27 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.in_flight.bytes() + waiting
     }
 
+    /// Enters a watermark that was found without the lock, unless a later one is known or the arena has been vacated.
+    pub(crate) fn note_watermark(&mut self, generation: u64, found: FreeWatermark) {
+        let known = self.watermark;
+        let is_better = found.freed > known.freed || found.freed == known.freed && found.point < known.point;
+        if self.generation == generation && is_better {
+            self.watermark = found;
+        }
+    }
+
+    /// Makes a vacant arena serve a stream.
+    pub(crate) fn enter(&mut self, generation: u64, owner: O, is_hosts: bool) {
+        self.generation = generation;
+        self.is_hosts = is_hosts;
+        self.owner = owner;
+    }
+
     /// Resets the arena for another stream. Drop the result without the lock.
     pub(crate) fn vacate(&mut self, owner: O) -> (O, Vec<F>) {
+        if !mutant!("streams/vacated-arena-takes-no-watermark") {
+            self.generation = 0;
+        }
         self.freed = 0;
         self.watermark = FreeWatermark::default();
         self.ordered.clear();
