@@ -13,6 +13,7 @@ mod golden;
 mod mutants;
 mod package;
 mod record;
+mod skips;
 mod summary;
 mod test;
 mod tidy;
@@ -90,7 +91,7 @@ fn run(command: Command) -> Result<ExitCode> {
         sh.change_dir(root);
     }
     match command {
-        Command::Test { arguments } => return test::run(&sh, &arguments),
+        Command::Test { arguments } => return Ok(test::run(&sh, &arguments)?.0),
         Command::Bench(options) => return bench::run(&sh, &options),
         Command::Golden(options) => golden::run(&sh, &options)?,
         Command::Doc => doc::run(&sh)?,

@@ -143,6 +143,35 @@ pub mod cuda {
 }
 
 /// Feature `wgpu`, on Linux, Windows and macOS: devices of Vulkan, DX12, OpenGL and Metal.
+///
+/// With the feature `cuda`, memory that streams and shaders use in place:
+///
+/// ```no_run
+/// # #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))] {
+/// use transload::{
+///     Array, Runtime,
+///     backend::{Access, Backend as _},
+///     wgpu::{CudaInterop, WgpuBackend, WgpuBackendConfig, wgpu::CommandBuffer},
+/// };
+///
+/// /// `record` records a shader that uses the buffer.
+/// fn compute(record: impl FnOnce(&transload::wgpu::wgpu::Buffer) -> CommandBuffer) -> transload::Result<()> {
+///     let vulkan = WgpuBackend::open(&WgpuBackendConfig::default())?;
+///     let rt = Runtime::builder().backend(vulkan.clone()).discover()?;
+///     let gpu = rt.cuda(0)?;
+///     let uuid = gpu.device().driver().uuid().ok();
+///     let Some(same) = vulkan.devices().into_iter().find(|info| info.uuid == uuid) else { return Ok(()) };
+///
+///     let memory = CudaInterop::new(&vulkan, same.id, gpu.memory()?)?.allocate(4096)?;
+///     let theirs = rt.manager().share(&memory, same.id)?.buffer; // the same bytes, for shaders
+///     let array: Array<f32> = rt.array(memory)?; // and for copies and kernels
+///     rt.copy(&rt.host(vec![1.0_f32; 1024])?, &array).wait()?;
+///     vulkan.submit(same.id, [record(&vulkan.buffer(&theirs)?)], &[(&theirs, Access::Write)])?;
+///     println!("{}", rt.download(&array).wait()?[0]); // after the shader
+///     Ok(())
+/// }
+/// # }
+/// ```
 #[cfg(all(feature = "wgpu", any(target_os = "linux", target_os = "macos", windows)))]
 pub mod wgpu {
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -21,6 +21,8 @@ pub(super) fn copies(context: &TestContext<'_>) -> CheckResult {
         for bytes in SIZES.into_iter().map(|bytes| context.size(bytes)) {
             let queue = &queues[rng.below(queues.len())];
             one_copy(context, &mut rng, (from, to), bytes, |src, dst| {
+                // A planner asks before, and would choose another way.
+                context.backend().check_copy(Some(src), Some(dst))?;
                 let done = submit_and_wait(queue, &Operation::Copy { src, dst })?;
                 ensure!(done.is_some(), "the copier's queue answers Unsupported");
                 Ok(())

@@ -29,6 +29,47 @@ pub use upload::UploadBuffer;
 
 /// Allocates segments of one kind of memory.
 ///
+/// An allocator takes any implementation, such as one that passes the requests on to another and counts them:
+///
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+/// use transload_memory::{CudaResource, MemoryResource};
+///
+/// struct Counted {
+///     upstream: CudaResource,
+///     segments: AtomicUsize,
+/// }
+///
+/// // SAFETY: the segments are the upstream's, which are passed on as they are and not kept.
+/// unsafe impl MemoryResource for Counted {
+///     fn place(&self) -> Place {
+///         self.upstream.place()
+///     }
+///
+///     fn device(&self) -> Option<DeviceId> {
+///         self.upstream.device()
+///     }
+///
+///     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+///         let segment = self.upstream.allocate_segment(bytes)?;
+///         self.segments.fetch_add(1, Ordering::Relaxed);
+///         Ok(segment)
+///     }
+///
+///     fn trim(&self) -> Result<()> {
+///         self.upstream.trim()
+///     }
+///
+///     fn info(&self) -> Result<MemoryInfo> {
+///         self.upstream.info()
+///     }
+/// }
+/// # }
+/// ```
+///
 /// # Safety
 /// Allocators divide segments into blocks for different owners by address alone, so every segment that
 /// [`allocate_segment`](Self::allocate_segment) returns must satisfy:
