@@ -131,7 +131,7 @@ impl Arenas {
         let (index, arena) = self.find(id)?;
         let needed = {
             let state = arena.lock();
-            !state.blocks.is_empty() || state.is_user
+            !state.blocks.is_empty() || state.recorded > 0
         };
         // Call the driver without a lock.
         let end = if needed { StreamEnd::of(id, stream) } else { StreamEnd::complete(id, stream) };

@@ -104,7 +104,7 @@ impl Shared {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
         let _held = self.track_transit();
-        let (node, mut users, again) = {
+        let (node, users, again) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(refuse)?;
             let is_its_own = stream.is_none_or(|stream| serves(&state, stream));
@@ -129,12 +129,14 @@ impl Shared {
             state.blocks.free_deferred(node, order);
             (node, users, again)
         };
-        let again = again.map(|stream| self.user(stream)).transpose();
-        match again.and_then(|again| {
-            users.retain(|known| again.as_ref().is_none_or(|again| known.id != again.id));
-            users.extend(again);
-            self.ends_of(&users)
-        }) {
+        let known = users.iter().filter(|user| again.is_none_or(|again| again.id() != user.id));
+        let ends = self.ends_of(known).and_then(|mut until| {
+            // By the stream itself: a thread that releases it may have given its arena away.
+            until.extend(again.map(|again| end_of(again.clone())).transpose()?.flatten());
+            until.retain(|fence| !fence.is_known_complete());
+            Ok(until)
+        });
+        match ends {
             Ok(until) => {
                 let mut state = arena.lock();
                 if until.is_empty() {
@@ -154,7 +156,7 @@ impl Shared {
     }
 
     /// Returns fences for everything the users enqueued so far.
-    fn ends_of(&self, users: &[User]) -> Result<Vec<Fence>> {
+    fn ends_of<'a>(&self, users: impl Iterator<Item = &'a User>) -> Result<Vec<Fence>> {
         let mut until = Vec::new();
         for user in users {
             let Some(arena) = self.arenas.get(user.arena) else { continue };
@@ -163,31 +165,10 @@ impl Shared {
                 (generation, _) if generation != user.generation => {}
                 (_, ResolvedOwner::Vacant) => {}
                 (_, ResolvedOwner::Ended(end)) => until.push(end),
-                (_, ResolvedOwner::Stream(stream)) => match stream.fence() {
-                    Ok(fence) => until.push(fence),
-                    // A lost device does no work any more.
-                    Err(error) if error.kind() == ErrorKind::DeviceLost => {}
-                    // Being captured: the block stays pending until the capture is over.
-                    Err(error) if error.kind() == ErrorKind::Busy => until.push(AfterCapture::of(stream)),
-                    Err(error) => {
-                        report::call_failed(
-                            "waiting for a stream instead of a fence",
-                            stream.device(),
-                            &error,
-                        );
-                        stream.synchronize_under_guard().map_err(|_| error)?;
-                    }
-                },
+                (_, ResolvedOwner::Stream(stream)) => until.extend(end_of(stream)?),
             }
         }
-        until.retain(|fence| !fence.is_known_complete());
         Ok(until)
-    }
-
-    fn user(&self, stream: &CudaStream) -> Result<User> {
-        let mut own = self.arena_for(stream)?;
-        own.state.is_user = true;
-        Ok(User { id: stream.id(), arena: own.index, generation: own.state.generation })
     }
 
     pub(super) fn record_use(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
@@ -196,14 +177,44 @@ impl Shared {
         if serves(&arena.lock(), stream) {
             return Ok(());
         }
-        let user = self.user(stream)?;
-        let mut state = arena.lock();
-        let node = find(&state, block).map_err(refuse)?;
-        state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
-        let users = state.users.entry(node).or_default();
-        // An older entry may precede a release, when its work was complete.
-        users.retain(|known| known.id != user.id);
-        users.push(user);
-        Ok(())
+        loop {
+            let user = {
+                let own = self.arena_for(stream)?;
+                User { id: stream.id(), arena: own.index, generation: own.state.generation }
+            };
+            {
+                let mut state = arena.lock();
+                let node = find(&state, block).map_err(refuse)?;
+                state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
+                let users = state.users.entry(node).or_default();
+                // An older entry may precede a release, when its work was complete.
+                users.retain(|known| known.id != user.id);
+                users.push(user);
+            }
+            // A thread that releases the stream waits for it again if it sees this; else the use comes after the release.
+            if let Some(mut own) = self.arenas.get(user.arena).map(Arena::lock)
+                && own.generation == user.generation
+                && serves(&own, stream)
+            {
+                own.recorded += 1;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Returns a fence for everything that was enqueued on a stream so far; `None` if it is complete.
+fn end_of(stream: CudaStream) -> Result<Option<Fence>> {
+    match stream.fence() {
+        Ok(fence) => Ok(Some(fence)),
+        // A lost device does no work any more.
+        Err(error) if error.kind() == ErrorKind::DeviceLost => Ok(None),
+        // Being captured: the block stays pending until the capture is over.
+        Err(error) if error.kind() == ErrorKind::Busy => Ok(Some(AfterCapture::of(stream))),
+        Err(error) => {
+            report::call_failed("waiting for a stream instead of a fence", stream.device(), &error);
+            stream.synchronize_under_guard().map_err(|_| error)?;
+            Ok(None)
+        }
     }
 }

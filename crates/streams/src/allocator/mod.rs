@@ -224,14 +224,14 @@ impl StreamOrderedAllocator {
     /// The driver's; `InvalidArgument` for streams of another device; `Busy` while one of them is being captured into
     /// a graph.
     pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
-        let own = self.shared.arena_for(stream)?.index;
+        drop(self.shared.arena_for(stream)?);
         let (other, generation, freed) = {
             let other = self.shared.arena_for(on)?;
-            if other.index == own {
-                return Ok(());
-            }
             (other.arena, other.state.generation, other.state.freed)
         };
+        if stream.id() == on.id() {
+            return Ok(());
+        }
         stream.own.check_not_captured()?;
         let _held = self.shared.track_transit();
         let fence = on.fence()?;

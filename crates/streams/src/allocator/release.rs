@@ -2,7 +2,7 @@
 
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
-use super::{arenas::Owner, shared::Shared};
+use super::{arena::Uses, arenas::Owner, shared::Shared};
 use crate::{
     CudaStream,
     completion::{after_capture::AfterCapture, stream_end::StreamEnd},
@@ -14,7 +14,7 @@ impl Shared {
         const ROUNDS: usize = 2;
         self.empty_caches();
         let outcome = loop {
-            let freed = self.find_arena(stream).map_or(0, |own| own.state.freed);
+            let used = self.find_arena(stream).map(|own| own.state.uses());
             let outcome = stream.synchronize();
             if let Err(error) = &outcome
                 && (error.kind() == ErrorKind::Busy || stream.own.outstanding() > 0)
@@ -22,7 +22,7 @@ impl Shared {
                 return outcome;
             }
             self.wait_for_captures(stream);
-            if self.leave(stream, freed) {
+            if self.leave(stream, used) {
                 break outcome;
             }
             // Used meanwhile: retry.
@@ -64,9 +64,8 @@ impl Shared {
         }
     }
 
-    /// Marks the stream's arena as ended, with all work complete up to this many frees. Returns `false` if there were
-    /// more.
-    fn leave(&self, stream: &CudaStream, freed: u64) -> bool {
+    /// Marks the stream's arena as ended, with all work of these uses complete. Returns `false` if there were more.
+    fn leave(&self, stream: &CudaStream, used: Option<Uses>) -> bool {
         let end = StreamEnd::complete(stream.id(), stream.own.stream());
         let mut directory = self.arenas.directory.lock();
         let found = directory.find(stream.id());
@@ -74,7 +73,7 @@ impl Shared {
             return true;
         };
         let mut state = arena.lock();
-        if state.freed != freed || state.last_point > stream.own.reached() {
+        if used != Some(state.uses()) || state.last_point > stream.own.reached() {
             return false;
         }
         directory.forget(stream.id());

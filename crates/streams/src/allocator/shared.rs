@@ -296,7 +296,7 @@ impl Drop for Shared {
             let dependencies = std::mem::take(&mut state.dependencies);
             state.users.clear();
             let (last, used) =
-                (state.last_point, state.freed > 0 || state.blocks.counts.live > 0 || state.is_user);
+                (state.last_point, state.freed > 0 || state.blocks.counts.live > 0 || state.recorded > 0);
             state.blocks = Blocks::new();
             state.in_flight.clear();
             drop(state);

@@ -192,7 +192,8 @@ impl Shared {
         stream: Option<&CudaStream>,
         orders: &mut Vec<Ordered>,
     ) -> Result<Option<Fence>> {
-        let (Some(stream), Some(arena)) = (stream, self.arenas.get(part.index)) else {
+        // The stream is that of the part unless it was destroyed, or another one in its arena was.
+        let (None, Some(stream), Some(arena)) = (&part.end, stream, self.arenas.get(part.index)) else {
             return Ok(part.end.clone());
         };
         let order = part.piece.order;
@@ -237,6 +238,10 @@ impl Shared {
             };
             let (generation, freed) = {
                 let state = arena.lock();
+                // Released meanwhile: the frees are another stream's.
+                if !serves(&state, stream) {
+                    continue;
+                }
                 (state.generation, state.freed)
             };
             // An idle stream has passed all earlier frees, without an event; a lost one does no work.

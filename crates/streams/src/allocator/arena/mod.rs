@@ -50,11 +50,19 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) waits_point: u64,
     /// Recorded users of live blocks.
     pub(crate) users: HashMap<u32, Vec<U>>,
-    /// Whether the stream is a recorded user of another stream's block, so its end must be recorded.
-    pub(crate) is_user: bool,
+    /// How often the stream was recorded as a user of another one's block; then its end must be recorded.
+    pub(crate) recorded: u64,
     /// Last known point of the stream that uses one of its free blocks.
     pub(crate) last_point: u64,
     pub(crate) served: ReuseCounts,
+}
+
+/// What a stream has used so far. Another one has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uses {
+    generation: u64,
+    freed: u64,
+    recorded: u64,
 }
 
 /// A point of the stream that covers the first `freed` frees.
@@ -120,7 +128,7 @@ impl<O, F, U> Arena<O, F, U> {
                 dependencies: Vec::new(),
                 waits_point: 0,
                 users: HashMap::new(),
-                is_user: false,
+                recorded: 0,
                 last_point: 0,
                 served: ReuseCounts::default(),
             }),
@@ -315,6 +323,10 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
+    pub(crate) fn uses(&self) -> Uses {
+        Uses { generation: self.generation, freed: self.freed, recorded: self.recorded }
+    }
+
     /// Makes a vacant arena serve a stream.
     pub(crate) fn enter(&mut self, generation: u64, owner: O, is_hosts: bool) {
         self.generation = generation;
@@ -330,7 +342,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.freed = 0;
         self.watermark = FreeWatermark::default();
         self.ordered.clear();
-        self.is_user = false;
+        self.recorded = 0;
         self.last_point = 0;
         self.waits_point = 0;
         (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))

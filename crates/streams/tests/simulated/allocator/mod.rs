@@ -5,6 +5,7 @@ mod races;
 mod random;
 mod released_streams;
 mod stream_lifetimes;
+mod used_during_release;
 
 use std::{
     any::Any,
