@@ -43,6 +43,8 @@ fn waited_for(context: &TestContext<'_>, (host, there): (TestMemory, TestMemory)
     let back = context.buffer_of(host, &vec![3; bytes])?;
     let (queues, gate) = (context.queues()?, Gate::of_host(context.subject.wake_timeout));
     let until = submit(&gate, &Operation::Copy { src: &source, dst: &between }, Timing::Off)?;
+    // Before the submission: what the queue needs for that is reserved then, and may be in use at another time.
+    let waits = can_order(&*queues[0], &until, || in_stream_order([&between, &middle].into_iter()));
     let submitted = Mutex::new(None);
     let what = format!("{} → {} → back", host.place, there.place);
     let outcome = thread::scope(|scope| {
@@ -52,7 +54,6 @@ fn waited_for(context: &TestContext<'_>, (host, there): (TestMemory, TestMemory)
             copy(&queues[1], &middle, &back)?;
             Ok(())
         });
-        let waits = can_order(&*queues[0], &until, || in_stream_order([&between, &middle].into_iter()));
         let is_blocked = waits && !context.wait_until(|| submitted.lock().is_some());
         context::watch_briefly(|| false);
         let is_early = submitted.lock().as_ref().is_some_and(crate::Fence::is_complete) && !gate.was_forced();
