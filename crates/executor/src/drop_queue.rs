@@ -78,7 +78,7 @@ impl DropQueue {
         Self { shared: Arc::new(Shared { executor, key, state, changed: Condvar::new() }) }
     }
 
-    /// Drops a value once the fences are complete. Does not wait.
+    /// Drops a value once the fences are complete, as they stand now. Does not wait.
     pub fn push(&self, value: Box<dyn Any + Send>, after: Vec<Fence>) {
         if transload_core::mutant!("executor/drop-on-a-spare-thread") {
             return drop(value);
@@ -87,6 +87,7 @@ impl DropQueue {
             left.shared.retry();
         }
         let mut state = self.shared.state.lock();
+        let after = after.into_iter().map(|fence| fence.enqueued()).collect();
         state.ready.push_back(Pending { value, after });
         state.left += 1;
         let held = state.recheck_held();
@@ -156,7 +157,7 @@ impl DropQueue {
 }
 
 fn held_by_user(fence: &Fence) -> Option<Error> {
-    if fence.is_known_complete() { None } else { fence.timeline().held_by_user(fence.point()) }
+    if fence.is_known_complete() { None } else { fence.held_by_user() }
 }
 
 impl State {
@@ -235,7 +236,7 @@ impl Shared {
         drop(state);
         // After it is in the list, where its waker looks for it.
         let recheck = Arc::new(Recheck { shared: Arc::clone(self), id });
-        if !held && fence.timeline().wake_at(fence.point(), &Waker::from(Arc::clone(&recheck))) {
+        if !held && fence.wake_at(&Waker::from(Arc::clone(&recheck))) {
             recheck.wake();
         }
     }

@@ -140,8 +140,8 @@ impl Fences {
         }
         self.each(TimelineWaits::is_unregistered, around, |call| {
             let timeline = call.fence.timeline();
-            call.complete = !transload_core::mutant!("executor/register")
-                && timeline.wake_at(call.fence.point(), &waker(timeline.id()));
+            call.complete =
+                !transload_core::mutant!("executor/register") && call.fence.wake_at(&waker(timeline.id()));
             call.registered = !call.complete;
         })
     }
@@ -279,13 +279,14 @@ pub(crate) fn complete<H: Send + Unpin>(
     handle: H,
     fence: Fence,
 ) -> impl Future<Output = Result<()>> + Send + Unpin {
+    let fence = fence.enqueued();
     poll_fn(move |context| {
         let _until_dropped = &handle;
         let timeline = fence.timeline();
         if !fence.is_known_complete() {
             // Host timelines call their waker themselves; there is no driver to poll.
             let is_hosts = timeline.device().is_cpu();
-            if is_hosts && !timeline.wake_at(fence.point(), context.waker()) {
+            if is_hosts && !fence.wake_at(context.waker()) {
                 return Poll::Pending;
             }
             if !is_hosts {

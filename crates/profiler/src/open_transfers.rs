@@ -132,7 +132,7 @@ impl OpenTransfer {
         }
         // It ends after this if it is found incomplete, and has ended before `now` if it is found complete.
         let before = now();
-        match fence.timeline().poll(fence.point()) {
+        match fence.poll() {
             Ok(false) => {
                 self.incomplete = self.incomplete.max(before);
                 self.idle = 0;

@@ -44,7 +44,7 @@ impl PendingFree {
     /// Returns why its work does not complete until the user acts.
     fn held_by_user(&self) -> Option<Error> {
         let mut open = self.until.iter().filter(|fence| !fence.is_known_complete());
-        open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
+        open.find_map(|fence| fence.held_by_user())
     }
 
     fn is_complete(&self) -> bool {
@@ -111,10 +111,8 @@ impl Reclaimer {
         let mut outcome = Ok(());
         sweep_orphans(self);
         let mut batch = Batch::take(self, &mut self.list.lock());
-        let ends = |fence: &Fence| {
-            fence.is_complete()
-                || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
-        };
+        let ends =
+            |fence: &Fence| fence.is_complete() || may_wait_for(fence) && fence.held_by_user().is_none();
         let allowed = |entry: &mut PendingFree| entry.until.iter().all(ends);
         let chosen: Vec<_> = batch.pending.extract_if(.., allowed).collect();
         for entry in chosen {

@@ -156,8 +156,8 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Creates a fence of the timeline's `point`-th operation. If that is not enqueued yet, uses and operations
-    /// that are to come after it come after the last one that is.
+    /// Creates a fence of the timeline's `point`-th operation. While that is not enqueued, the fence stands for the last
+    /// one that is: who asks, waits or is to come after it does so for that.
     #[must_use]
     #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
@@ -196,7 +196,7 @@ impl Fence {
 
     /// Returns how the work ended, or `None` while it is not complete. Queries the driver.
     pub(crate) fn outcome(&self) -> Option<Result<()>> {
-        match self.timeline.poll(self.point) {
+        match self.poll() {
             Ok(false) => None,
             Ok(true) => Some(self.outcome_of_sources()),
             Err(error) => Some(Err(error)),
@@ -227,13 +227,34 @@ impl Fence {
     #[must_use]
     #[inline]
     pub fn is_known_complete(&self) -> bool {
-        self.timeline.reached() >= self.point
+        let reached = self.timeline.reached();
+        reached >= self.point || reached >= self.timeline.enqueued()
     }
 
     /// Returns whether the work is complete, querying the driver. Failed work is complete.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.is_known_complete() || self.timeline.poll(self.point).unwrap_or(true)
+        self.is_known_complete() || self.poll().unwrap_or(true)
+    }
+
+    /// Asks its timeline whether the work is complete: see [`Timeline::poll`].
+    ///
+    /// # Errors
+    /// The work's own, or the device's.
+    pub fn poll(&self) -> Result<bool> {
+        self.timeline.poll(self.enqueued_point())
+    }
+
+    /// Has its timeline wake `waker` once the work is complete, or returns `true` if it is: see [`Timeline::wake_at`].
+    #[must_use]
+    pub fn wake_at(&self, waker: &Waker) -> bool {
+        self.timeline.wake_at(self.enqueued_point(), waker)
+    }
+
+    /// Returns why only the user can end the work: see [`Timeline::held_by_user`].
+    #[must_use]
+    pub fn held_by_user(&self) -> Option<Error> {
+        self.timeline.held_by_user(self.enqueued_point())
     }
 
     /// Returns whether it is a point of this timeline object.
@@ -260,6 +281,12 @@ impl Fence {
         self.point.min(self.timeline.enqueued())
     }
 
+    /// Returns the fence for which it stands now: itself if its point is enqueued.
+    #[must_use]
+    pub fn enqueued(&self) -> Self {
+        Self { point: self.enqueued_point(), ..self.clone() }
+    }
+
     /// Returns whether both are the same point of the same timeline.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.point == other.point && self.timeline.id() == other.timeline.id()
@@ -271,7 +298,7 @@ impl Fence {
     /// The work's own error, or the device's. [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes that
     /// the work read were invalid, because earlier work had failed to write them.
     pub fn wait(&self) -> Result<()> {
-        self.timeline.wait(self.point)?;
+        self.timeline.wait(self.enqueued_point())?;
         self.outcome_of_sources()
     }
 
@@ -288,7 +315,7 @@ impl Fence {
     pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
         // Do not query the driver here: `wake_at` polls for all tasks; a query per task would cost more than
         // its work.
-        if !self.is_known_complete() && !self.timeline.wake_at(self.point, context.waker()) {
+        if !self.is_known_complete() && !self.wake_at(context.waker()) {
             return Poll::Pending;
         }
         Poll::Ready(self.wait())

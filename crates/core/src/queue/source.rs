@@ -51,9 +51,8 @@ impl SourceList {
     /// Adds the sources of an operation.
     pub(crate) fn add_sources_of(&mut self, fence: &Fence) {
         let sources = fence.sources().into_iter().flat_map(|sources| &sources.list);
-        let unknown = sources.filter(|source| {
-            !(source.fence.is_known_complete() && source.fence.timeline().poll(source.fence.point()).is_ok())
-        });
+        let unknown =
+            sources.filter(|source| !(source.fence.is_known_complete() && source.fence.poll().is_ok()));
         self.list.extend(unknown.cloned());
         if self.list.len() > MAX_UNSORTED.max(2 * self.folded) {
             self.sort();
@@ -90,7 +89,7 @@ impl Sources {
     /// # Errors
     /// [`ErrorKind::SourceFailed`].
     pub(crate) fn outcome(&self) -> Result<()> {
-        self.list.iter().try_for_each(|source| match source.fence.timeline().poll(source.fence.point()) {
+        self.list.iter().try_for_each(|source| match source.fence.poll() {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failure(source, &error)),
         })

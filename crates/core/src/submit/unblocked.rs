@@ -134,7 +134,7 @@ fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
 
     let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Unparks(thread::current()))));
     fences.iter().all(|fence| {
-        while !fence.is_known_complete() && !fence.timeline().wake_at(fence.point(), &waker) {
+        while !fence.is_known_complete() && !fence.wake_at(&waker) {
             match limit.checked_sub(begun.elapsed()) {
                 Some(rest) if !rest.is_zero() => thread::park_timeout(rest),
                 _ => return false,

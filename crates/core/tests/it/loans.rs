@@ -1,6 +1,12 @@
 //! A loan excludes conflicting work until it ends, and its end orders later work after the borrower's.
 
-use std::{sync::Arc, thread};
+use std::{
+    future::Future as _,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    thread,
+};
 
 use transload_core::{
     Access, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Reclaimer, Timing,
@@ -197,4 +203,20 @@ fn points_not_enqueued_yet_hide_no_work_in_flight() {
         }
         assert_eq!(second.last_after(), [key(&read)], "{way}");
     }
+}
+
+#[test]
+fn fence_of_a_point_not_enqueued_yet_is_complete_with_the_last_that_is() {
+    let queue = MockQueue::new();
+    let fence = Fence::new(Arc::clone(queue.timeline()), 1000);
+    assert!(fence.is_known_complete() && fence.is_complete(), "nothing is in flight");
+    queue.write(&buffer(8)).unwrap();
+    assert!(!fence.is_known_complete() && !fence.is_complete());
+    let mut done = pin!(fence.done());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(done.as_mut().poll(&mut context).is_pending());
+    queue.complete(1);
+    assert!(fence.is_known_complete() && fence.is_complete());
+    assert!(matches!(done.poll(&mut context), Poll::Ready(Ok(()))));
+    fence.wait().unwrap();
 }

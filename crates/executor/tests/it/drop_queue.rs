@@ -51,6 +51,21 @@ fn value_is_dropped_on_a_spare_thread() {
 }
 
 #[test]
+fn value_is_dropped_after_what_is_enqueued_before_a_later_point() {
+    within_limit(String::new, || {
+        let (queue, gate) = (DropQueue::new(executor(1)), Gate::new());
+        gate.enqueued.store(1, Ordering::SeqCst);
+        let (value, count) = counted();
+        queue.push(value, vec![gate.fence(1000)]);
+        until("the waker", || gate.registered.load(Ordering::SeqCst) == 1);
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        gate.reach(1);
+        queue.drain().unwrap();
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
 fn value_is_dropped_after_all_its_fences() {
     within_limit(String::new, || {
         let queue = DropQueue::new(executor(1));

@@ -36,6 +36,20 @@ fn awaited_fence_occupies_no_worker() {
 }
 
 #[test]
+fn wait_for_a_point_not_enqueued_yet_ends_with_the_last_that_is() {
+    within_limit(String::new, || {
+        let (executor, gate) = (executor(1), Gate::new());
+        gate.enqueued.store(1, Ordering::SeqCst);
+        let wait = executor.fence(&gate.fence(1000));
+        let waiting = executor.spawn(async move { wait.await.unwrap() });
+        until("the fence is polled", || gate.polls.load(Ordering::SeqCst) > 0);
+        assert!(!waiting.is_finished());
+        gate.reach(1);
+        waiting.wait().unwrap();
+    });
+}
+
+#[test]
 fn awaited_fence_keeps_the_executor_of_a_dropped_handle() {
     within_limit(String::new, || {
         let (executor, gate) = (executor(1), Gate::new());

@@ -15,7 +15,8 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, Timeli
 
 pub(crate) struct Gate {
     id: TimelineId,
-    /// Points completed, and calls received.
+    /// Points enqueued and completed, and calls received.
+    pub(crate) enqueued: AtomicU64,
     done: AtomicU64,
     known: AtomicU64,
     failing: AtomicU64,
@@ -45,6 +46,7 @@ impl Gate {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             id: next_timeline_id(),
+            enqueued: AtomicU64::new(u64::MAX),
             done: AtomicU64::new(0),
             known: AtomicU64::new(0),
             failing: AtomicU64::new(u64::MAX),
@@ -122,6 +124,10 @@ unsafe impl Timeline for Gate {
 
     fn device(&self) -> DeviceId {
         DeviceId::Other("gate", 0)
+    }
+
+    fn enqueued(&self) -> u64 {
+        self.enqueued.load(Ordering::SeqCst)
     }
 
     fn reached(&self) -> u64 {

@@ -90,7 +90,7 @@ unsafe impl Timeline for AfterCapture {
 
     fn poll(&self, _point: u64) -> Result<bool> {
         match self.after()? {
-            Some(fence) => fence.timeline().poll(fence.point()),
+            Some(fence) => fence.poll(),
             None => Ok(false),
         }
     }
@@ -113,7 +113,7 @@ unsafe impl Timeline for AfterCapture {
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
         match self.after() {
-            Ok(Some(fence)) => return fence.timeline().wake_at(fence.point(), waker),
+            Ok(Some(fence)) => return fence.wake_at(waker),
             Ok(None) => {}
             Err(_) => return true,
         }

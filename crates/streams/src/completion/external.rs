@@ -262,7 +262,7 @@ unsafe impl Timeline for ExternalTimeline {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        let is_over = |fence: &Fence| fence.timeline().wake_at(fence.point(), waker);
+        let is_over = |fence: &Fence| fence.wake_at(waker);
         self.inner.wake_at(point, waker) && (!self.is_lost() || self.earlier(point).iter().all(is_over))
     }
 

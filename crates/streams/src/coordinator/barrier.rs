@@ -102,9 +102,9 @@ impl Future for Barrier {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut outcome = Ok(());
         for fence in self.fences() {
-            outcome = outcome.and(match fence.timeline().poll(fence.point()) {
+            outcome = outcome.and(match fence.poll() {
                 Ok(true) => Ok(()),
-                Ok(false) if !fence.timeline().wake_at(fence.point(), context.waker()) => {
+                Ok(false) if !fence.wake_at(context.waker()) => {
                     return Poll::Pending;
                 }
                 // It completed in between.

@@ -87,7 +87,7 @@ impl MultiStreamCoordinator {
             if held.contains(&stream) {
                 continue;
             }
-            let outcome = match fence.timeline().poll(fence.point()) {
+            let outcome = match fence.poll() {
                 Ok(false) => {
                     if !mutant!("streams/callbacks-in-order") {
                         held.push(stream);

@@ -128,7 +128,7 @@ impl Code {
 impl Drop for Code {
     fn drop(&mut self) {
         // After a failed launch the context is unusable, so nothing is unloaded.
-        let ended = |launch: &Fence| launch.timeline().poll(launch.point()).is_ok_and(|over| over);
+        let ended = |launch: &Fence| launch.poll().is_ok_and(|over| over);
         let mut all = self.launches.iter_mut().flat_map(|launches| launches.0.get_mut().iter());
         if !all.all(ended) && !transload_core::mutant!("streams/running-modules-stay") {
             self.module.leak();

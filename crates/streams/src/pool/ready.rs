@@ -164,7 +164,7 @@ fn register_all(fences: &[Fence], waker: &Waker) -> Result<bool> {
         return Err(Error::new(ErrorKind::Busy, text));
     }
     // The others need not be registered if one is already complete.
-    Ok(fences.iter().all(|fence| !fence.timeline().wake_at(fence.point(), waker)))
+    Ok(fences.iter().all(|fence| !fence.wake_at(waker)))
 }
 
 /// One waker per thread, so that repeated waits register once.

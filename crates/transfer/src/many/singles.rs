@@ -187,7 +187,7 @@ unsafe impl Timeline for JoinedEnds {
     fn poll(&self, _point: u64) -> Result<bool> {
         let mut outcome = Ok(true);
         for fence in &self.fences {
-            match fence.timeline().poll(fence.point()) {
+            match fence.poll() {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 failed => outcome = outcome.and(failed),
@@ -212,7 +212,7 @@ unsafe impl Timeline for JoinedEnds {
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
-        let is_over = self.fences.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker));
+        let is_over = self.fences.iter().all(|fence| fence.wake_at(waker));
         self.is_over.fetch_or(is_over, Ordering::AcqRel);
         is_over
     }

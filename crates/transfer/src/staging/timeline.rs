@@ -292,8 +292,7 @@ unsafe impl Timeline for StagedTimeline {
         drop(state);
         begin(left);
         self.complete_if(|fence| {
-            let is_complete =
-                catch_panic(|| fence.is_known_complete() || fence.timeline().wake_at(fence.point(), waker));
+            let is_complete = catch_panic(|| fence.is_known_complete() || fence.wake_at(waker));
             // After a panic nothing else would wake the task.
             is_complete.unwrap_or_else(|_| {
                 waker.wake_by_ref();

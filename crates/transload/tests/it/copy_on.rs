@@ -2,12 +2,13 @@
 
 use std::{
     future::IntoFuture,
+    sync::Arc,
     task::{Context, Waker},
 };
 
 use transload::{
     ErrorKind, MemoryKind, TransferMethod,
-    backend::Pattern,
+    backend::{Fence, Pattern},
     cuda::{CudaDevice, CudaStream},
 };
 use transload_cuda_sim::harness::{self, noise};
@@ -141,6 +142,22 @@ fn copy_after_a_fence_follows_untracked_work() {
     let fence = stream.fence().unwrap();
     setup.manager.copy(&large, &host).method(TransferMethod::HostStaged).after(&fence).wait().unwrap();
     assert!(host.read().unwrap().iter().all(|seen| *seen == 5));
+}
+
+#[test]
+fn copy_after_a_point_not_enqueued_yet_follows_what_is() {
+    let setup = Setup::new();
+    let stream = stream_on(setup.test.ordinal());
+    let (source, back) =
+        (setup.allocate(MemoryKind::Pinned, 4096), setup.allocate(MemoryKind::Pageable, 4096));
+    let address = source.device_address().unwrap();
+    // SAFETY: memory of this length that lives until the copy is complete, which follows the fill.
+    unsafe { stream.memset_raw_async(address, Pattern::U8(7), source.len()) }.unwrap();
+    let last = stream.fence().unwrap();
+    let later = Fence::new(Arc::clone(last.timeline()), last.point() + 1);
+    // By the calling thread, if it need not wait.
+    setup.manager.copy(&source, &back).after(&later).wait().unwrap();
+    assert!(back.read().unwrap().iter().all(|seen| *seen == 7));
 }
 
 #[test]

@@ -100,7 +100,7 @@ unsafe impl Timeline for PendingUses {
             return true;
         }
         match self.uses() {
-            Ok(uses) => uses.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker)),
+            Ok(uses) => uses.iter().all(|fence| fence.wake_at(waker)),
             Err(_) => {
                 waker.wake_by_ref();
                 false
@@ -112,7 +112,7 @@ unsafe impl Timeline for PendingUses {
         match self.uses() {
             Ok(uses) => {
                 let mut open = uses.iter().filter(|fence| !fence.is_known_complete());
-                open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
+                open.find_map(|fence| fence.held_by_user())
             }
             Err(TrySubmitError::WouldBlock(_)) => None,
             Err(TrySubmitError::Failed(error)) => {

@@ -270,7 +270,7 @@ impl Shared {
             // An error means that the work is over as well.
             let _over = match owner {
                 // A captured stream cannot be waited for.
-                ResolvedOwner::Ended(end) if end.timeline().held_by_user(end.point()).is_none() => end.wait(),
+                ResolvedOwner::Ended(end) if end.held_by_user().is_none() => end.wait(),
                 ResolvedOwner::Vacant | ResolvedOwner::Ended(_) => Ok(()),
                 ResolvedOwner::Stream(stream) => {
                     let watermark = if stream.own.query_captured() {
