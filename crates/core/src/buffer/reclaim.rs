@@ -110,16 +110,15 @@ impl Reclaimer {
     pub fn drain_where(&self, may_wait_for: impl Fn(&Fence) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
-        let mut batch = Batch::take(self, &mut self.list.lock());
         let ends =
             |fence: &Fence| fence.is_complete() || may_wait_for(fence) && fence.held_by_user().is_none();
         let allowed = |entry: &mut PendingFree| entry.until.iter().all(ends);
-        let chosen: Vec<_> = batch.pending.extract_if(.., allowed).collect();
-        for entry in chosen {
-            for fence in &entry.until {
-                outcome = outcome.and(fence.wait());
+        // Each turn ends one at least.
+        for _ in 0..self.len() {
+            let batch = Batch::take(self, &mut self.list.lock());
+            if !batch.end_some(allowed, &mut outcome) {
+                break;
             }
-            free(entry.storage);
         }
         outcome
     }
@@ -143,7 +142,7 @@ impl Reclaimer {
             if list.pending.is_empty() {
                 return outcome;
             }
-            let mut batch = Batch::take(self, &mut list);
+            let batch = Batch::take(self, &mut list);
             drop(list);
             let mut held = Ok(());
             let ends = |entry: &mut PendingFree| match entry.held_by_user() {
@@ -153,15 +152,8 @@ impl Reclaimer {
                 }
                 None => true,
             };
-            let ending: Vec<_> = batch.pending.extract_if(.., ends).collect();
-            if ending.is_empty() {
+            if !batch.end_some(ends, &mut outcome) {
                 return outcome.and(held);
-            }
-            for entry in ending {
-                for fence in &entry.until {
-                    outcome = outcome.and(fence.wait());
-                }
-                free(entry.storage);
             }
         }
     }
@@ -180,6 +172,38 @@ impl<'a> Batch<'a> {
         let taken = pending.len();
         list.in_batches += taken;
         Self { reclaimer, pending, taken }
+    }
+
+    /// Frees what is known to be complete of the allocations that `ends` selects, or waits for the first of them. Others may take the rest
+    /// meanwhile, which may be complete before that. Returns whether it freed any; adds the first error to `outcome`.
+    fn end_some(mut self, ends: impl FnMut(&mut PendingFree) -> bool, outcome: &mut Result<()>) -> bool {
+        let chosen: Vec<_> = self.pending.extract_if(.., ends).collect();
+        let (mut ending, mut open): (Vec<_>, Vec<_>) =
+            chosen.into_iter().partition(|entry| entry.until.iter().all(Fence::is_known_complete));
+        if ending.is_empty() && !open.is_empty() {
+            ending.push(open.remove(0));
+        }
+        self.pending.append(&mut open);
+        self.put_back();
+        let any = !ending.is_empty();
+        for PendingFree { until, storage } in ending {
+            for fence in &until {
+                let ended = fence.wait();
+                if outcome.is_ok() {
+                    *outcome = ended;
+                }
+            }
+            free(storage);
+        }
+        any
+    }
+
+    /// Returns what is left.
+    fn put_back(&mut self) {
+        let mut list = self.reclaimer.list.lock();
+        list.in_batches -= self.pending.len();
+        self.taken -= self.pending.len();
+        list.pending.append(&mut self.pending);
     }
 }
 

@@ -126,6 +126,33 @@ fn who_may_not_wait_for_some_work_drains_the_rest() {
 }
 
 #[test]
+fn memory_that_no_drain_waits_for_now_is_freed_by_others() {
+    for only_some in [false, true] {
+        let reclaimer = Arc::new(Reclaimer::new());
+        let (later, soon) = (Arc::new(MockQueue::new()), Arc::new(MockQueue::new()));
+        let ((first, first_freed), (last, last_freed)) = (pair(&reclaimer), pair(&reclaimer));
+        later.write(&first).unwrap();
+        soon.write(&last).unwrap();
+        drop((first, last));
+        let (freed, is_freed) = mpsc::channel();
+        *later.line().on_wait.lock() = Some(Box::new({
+            let (reclaimer, soon, later) = (Arc::clone(&reclaimer), Arc::clone(&soon), Arc::clone(&later));
+            move || {
+                soon.complete(1);
+                freed.send(reclaimer.sweep()).unwrap();
+                later.complete(1);
+            }
+        }));
+        match only_some {
+            true => reclaimer.drain_where(|_| true).unwrap(),
+            false => reclaimer.drain().unwrap(),
+        }
+        assert_eq!(is_freed.recv().unwrap(), 1, "of one that is short of memory: {only_some}");
+        assert!(is(&first_freed) && is(&last_freed) && reclaimer.is_empty());
+    }
+}
+
+#[test]
 fn orphaned_memory_is_freed_by_another_reclaimer() {
     let reclaimer = Arc::new(Reclaimer::new());
     let queue = MockQueue::new();
