@@ -50,7 +50,7 @@ fn all_tasks_waiting_for_a_claim_are_woken() {
 fn reads_committed_out_of_order_complete_with_the_last() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     let fence = |point| Fence::new(Arc::clone(queue.timeline()), point);
-    [(); 2].map(|()| queue.write(&buffer(8)).unwrap());
+    (0..2).for_each(|_| drop(queue.write(&buffer(8)).unwrap()));
     // Two threads submit to one queue, and the first one is slow to say so.
     let [slow, quick] = [(); 2].map(|()| Claims::acquire(&mut [(&dst, Access::Read)]).unwrap());
     // SAFETY: nothing is behind the points of this queue but what the test says.

@@ -181,6 +181,8 @@ impl ExternalTimeline {
     /// the other API loses its device, the fence is complete once `after` is.
     pub fn fence(self: &Arc<Self>, point: u64, after: Option<Fence>) -> Fence {
         if let Some(after) = after {
+            // Dropped without the lock: they may be a stream's last handles.
+            let mut over = Vec::new();
             let mut earlier = self.earlier.lock();
             let reached = self.inner.reached();
             let is_over = |point: u64, fence: &Fence| {
@@ -190,9 +192,10 @@ impl ExternalTimeline {
                 || earlier.len() >= SUBMISSIONS
                     && earlier.front().is_some_and(|(_, fence)| fence.is_complete())
             {
-                earlier.pop_front();
+                over.extend(earlier.pop_front());
             }
             earlier.push_back((point, after));
+            drop(earlier);
         }
         Fence::new(Arc::clone(self) as Arc<dyn Timeline>, point)
     }

@@ -1,5 +1,7 @@
 //! Uses of buffers by work that other code enqueues on a stream.
 
+use std::collections::VecDeque;
+
 use parking_lot::{Mutex, ReentrantMutex};
 use transload_core::{Access, DeviceId, Error, ErrorKind, Loan, RawBuffer, Result, events::report};
 use transload_memory::lift;
@@ -10,7 +12,7 @@ use crate::{
 };
 
 /// Loans that could not be ended yet: a fence of a stream can be taken only after its capture.
-static PENDING: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
+static PENDING: Mutex<VecDeque<(Loan, CudaStream)>> = Mutex::new(VecDeque::new());
 /// Held while they are retried. The end of a loan may wake tasks inline that begin and end others.
 static RETRYING: ReentrantMutex<()> = ReentrantMutex::new(());
 
@@ -128,7 +130,7 @@ impl CudaStream {
                 if transload_core::mutant!("streams/captured-use-stays") {
                     return Err(error);
                 }
-                PENDING.lock().push((loan, self.clone()));
+                PENDING.lock().push_back((loan, self.clone()));
                 Err(error)
             }
             over => over,
@@ -168,8 +170,10 @@ impl CudaStream {
     }
 
     fn retry_all() {
-        let pending = std::mem::take(&mut *PENDING.lock());
-        for (loan, stream) in pending {
+        let pending = PENDING.lock().len();
+        for _ in 0..pending {
+            // The others stay in sight of whom an end wakes on this thread.
+            let Some((loan, stream)) = PENDING.lock().pop_front() else { return };
             // It stays if that fails, as during a capture.
             let _stays_if_it_fails = stream.try_end(loan);
         }

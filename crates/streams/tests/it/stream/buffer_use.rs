@@ -77,14 +77,17 @@ fn end_of_a_loan_ends_older_ones_too() {
     });
 }
 
-/// No bytes that anybody can reach; its drop waits.
-struct Blocks {
-    entered: mpsc::Sender<()>,
-    go: Mutex<mpsc::Receiver<()>>,
+/// No bytes that anybody can reach; its drop runs a function.
+struct OnDrop(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl OnDrop {
+    fn buffer(act: impl FnOnce() + Send + 'static) -> RawBuffer {
+        RawBuffer::new(Box::new(Self(Mutex::new(Some(Box::new(act))))), &Arc::default())
+    }
 }
 
 // SAFETY: it has no address.
-unsafe impl Storage for Blocks {
+unsafe impl Storage for OnDrop {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pageable)
     }
@@ -106,11 +109,39 @@ unsafe impl Storage for Blocks {
     }
 }
 
-impl Drop for Blocks {
+impl Drop for OnDrop {
     fn drop(&mut self) {
-        self.entered.send(()).unwrap();
-        self.go.get_mut().unwrap().recv().unwrap();
+        if let Some(act) = self.0.get_mut().unwrap().take() {
+            act();
+        }
     }
+}
+
+#[test]
+fn drain_by_the_end_of_a_loan_sees_the_others() {
+    limited(|| {
+        let setup = Setup::new();
+        let [over, open] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+        let there = setup.device(1000);
+        let (sender, outcome) = mpsc::channel();
+        let device = over.device();
+        let first = OnDrop::buffer(move || sender.send(CudaStream::drain_loan_ends(device)).unwrap());
+        let (loan, other) = (first.lend(Access::Write).unwrap(), there.lend(Access::Write).unwrap());
+        drop(first);
+        let _exposed = [&over, &open].map(|stream| stream.as_raw());
+        // SAFETY: nothing else is enqueued on the streams meanwhile.
+        let [ends, stays] =
+            [&over, &open].map(|stream| unsafe { Capture::begin(stream, CaptureMode::Relaxed) }.unwrap());
+        over.end_loan(loan).unwrap_err();
+        open.end_loan(other).unwrap_err();
+        drop(ends.end().unwrap());
+        CudaStream::retry_loan_ends();
+        assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), ErrorKind::Busy, "one is captured still");
+        drop(stays.end().unwrap());
+        CudaStream::drain_loan_ends(device).unwrap();
+        drop((there, over, open));
+        setup.finish();
+    });
 }
 
 #[test]
@@ -120,8 +151,10 @@ fn drain_waits_for_loans_that_another_thread_ends() {
         let stream = CudaStream::new(&setup.device).unwrap();
         let there = setup.device(1000);
         let ((entered, is_entered), (go, gone)) = (mpsc::channel(), mpsc::channel());
-        let blocks = Blocks { entered, go: Mutex::new(gone) };
-        let first = RawBuffer::new(Box::new(blocks), &Arc::default());
+        let first = OnDrop::buffer(move || {
+            entered.send(()).unwrap();
+            gone.recv().unwrap();
+        });
         let loans = [&first, &there].map(|buffer| buffer.lend(Access::Write).unwrap());
         // Before the loans can end, on whichever thread.
         drop(first);
