@@ -14,26 +14,36 @@ pub(crate) struct Skip {
     reason: String,
 }
 
+/// What a line of a runner's output belongs to.
+enum Part {
+    Runner,
+    /// What a passed test said, of this name; empty before the first.
+    Passed(String),
+    /// The names of passed tests.
+    Names,
+}
+
 /// Passes a runner's output on, of what passed tests said only that they were skipped. Returns these.
 pub(crate) fn forward(mut from: impl BufRead, to: &mut impl Write) -> io::Result<BTreeSet<Skip>> {
     let mut skips = BTreeSet::new();
-    // The passed test of which output follows; empty before the first.
-    let mut passed: Option<String> = None;
+    let mut part = Part::Runner;
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
-        match &mut passed {
-            None if text == "successes:" => passed = Some(String::new()),
-            Some(_) if text == "failures:" || text.starts_with("test result: ") => passed = None,
-            _ => {}
-        }
-        match &mut passed {
-            None => {
+        part = match part {
+            Part::Runner if text == "successes:" => Part::Passed(String::new()),
+            Part::Passed(_) if text == "successes:" => Part::Names,
+            Part::Names if !text.is_empty() && !text.starts_with(' ') => Part::Runner,
+            same => same,
+        };
+        match &mut part {
+            Part::Names => {}
+            Part::Runner => {
                 to.write_all(&line)?;
                 to.flush()?;
             }
-            Some(test) => {
+            Part::Passed(test) => {
                 let name = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
                 if let Some(name) = name {
                     name.clone_into(test);
@@ -74,7 +84,7 @@ mod tests {
     use super::*;
 
     const OUTPUT: &str = "running 3 tests\ntest a::b ... ok\ntest c ... ok\ntest d ... FAILED\n\nsuccesses:\n\n\
-                          ---- a::b stdout ----\nskipped: no adapter\nsome talk\nskipped: no adapter\n\n\
+                          ---- a::b stdout ----\nskipped: no adapter\nfailures:\nskipped: no adapter\n\n\
                           ---- c stdout ----\nwas not skipped: all ran\n\n\nsuccesses:\n    a::b\n    c\n\nfailures:\n\n\
                           ---- d stdout ----\nskipped: but failed\n\nfailures:\n    d\n\n\
                           test result: FAILED. 2 passed; 1 failed; 0 ignored\n";

@@ -78,7 +78,7 @@ impl DropQueue {
         Self { shared: Arc::new(Shared { executor, key, state, changed: Condvar::new() }) }
     }
 
-    /// Drops a value once the fences are complete, as they stand now. Does not wait.
+    /// Drops a value once the fences are complete. Does not wait.
     pub fn push(&self, value: Box<dyn Any + Send>, after: Vec<Fence>) {
         if transload_core::mutant!("executor/drop-on-a-spare-thread") {
             return drop(value);
@@ -87,7 +87,6 @@ impl DropQueue {
             left.shared.retry();
         }
         let mut state = self.shared.state.lock();
-        let after = after.into_iter().map(|fence| fence.enqueued()).collect();
         state.ready.push_back(Pending { value, after });
         state.left += 1;
         let held = state.recheck_held();

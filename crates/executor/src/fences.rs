@@ -279,7 +279,6 @@ pub(crate) fn complete<H: Send + Unpin>(
     handle: H,
     fence: Fence,
 ) -> impl Future<Output = Result<()>> + Send + Unpin {
-    let fence = fence.enqueued();
     poll_fn(move |context| {
         let _until_dropped = &handle;
         let timeline = fence.timeline();

@@ -28,14 +28,14 @@ impl Dependencies {
                 known.move_to(point);
             }
             Some(_) => {}
-            None => self.fences.push(Fence::new(Arc::clone(timeline), point)),
+            None => self.fences.push(Fence::of_known(Arc::clone(timeline), point)),
         }
     }
 
     /// Adds a fence that the caller named, whatever of its timeline is known.
     #[cold]
     pub(crate) fn add_fence(&mut self, fence: &Fence) {
-        self.add(fence.timeline(), fence.enqueued_point());
+        self.add(fence.timeline(), fence.point());
         self.fold();
     }
 

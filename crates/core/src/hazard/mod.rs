@@ -379,10 +379,7 @@ impl Hazards {
     pub(crate) fn close_after(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
         let Ticket { claim, access, .. } = ticket;
         for fence in fences {
-            let mut enqueued = fence.clone();
-            enqueued.move_to(fence.enqueued_point());
-            let new =
-                NewUse { fence: &enqueued, claim, access, effect: Effect::Concurrent, cross_device: false };
+            let new = NewUse { fence, claim, access, effect: Effect::Concurrent, cross_device: false };
             self.in_steps(range.start, |table, mut from, removed| {
                 let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS_PER_LOCK }, removed);
                 (!is_complete).then_some(from)

@@ -75,8 +75,7 @@ impl Table {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
             let mut earlier_write = |fence: &Fence| {
-                let mut used = table.origins.make(fence, 0, Access::Write);
-                used.point = fence.enqueued_point();
+                let used = table.origins.make(fence, 0, Access::Write);
                 if crate::mutant!("core/new-block-is-unmarked") {
                     used
                 } else {

@@ -43,8 +43,8 @@ pub fn next_timeline_id() -> TimelineId {
 /// * A point counts as reached by [`reached`](Self::reached), if [`poll`](Self::poll) returns `true` or an
 ///   error, when [`wait`](Self::wait) returns, and if [`wake_at`](Self::wake_at) returns `true`. This must
 ///   happen only when the work of that point and of all earlier ones no longer touches memory. A reached
-///   point stays reached. That is promised of points up to [`enqueued`](Self::enqueued), which no work in
-///   flight is later than: for a later one, `wait` may return an error at once.
+///   point stays reached. That is promised of points up to [`enqueued`](Self::enqueued), which is no earlier than any of which
+///   there is a fence: for a later one, `wait` may return an error at once.
 /// * Its [`id`](Self::id) comes from [`next_timeline_id`], and no other timeline has it.
 pub unsafe trait Timeline: Send + Sync + 'static {
     /// Returns its id.
@@ -58,7 +58,8 @@ pub unsafe trait Timeline: Send + Sync + 'static {
     /// reclaimed.
     fn reached(&self) -> u64;
 
-    /// Returns the last point that was enqueued, or a later one if that is not known. Never decreases.
+    /// Returns the last point that was enqueued, or a later one if that is not known. Never decreases, and counts a point before a
+    /// fence of it is made: one of a later point is a fence of this one.
     fn enqueued(&self) -> u64 {
         u64::MAX
     }
@@ -156,11 +157,17 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Creates a fence of the timeline's `point`-th operation. While that is not enqueued, the fence stands for the last
-    /// one that is: who asks, waits or is to come after it does so for that.
+    /// Creates a fence of the timeline's `point`-th operation, or of the last one that is enqueued, if that is earlier:
+    /// nothing can be in flight at a later point, which would hide what is at earlier ones.
     #[must_use]
     #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
+        let point = if crate::mutant!("core/later-point") { point } else { point.min(timeline.enqueued()) };
+        Self { timeline, point, sources: None }
+    }
+
+    /// Like [`new`](Self::new), of a point that was one of a fence.
+    pub(crate) fn of_known(timeline: Arc<dyn Timeline>, point: u64) -> Self {
         Self { timeline, point, sources: None }
     }
 
@@ -171,7 +178,7 @@ impl Fence {
 
     /// Returns a fence of the same point that reports only the work's own failure.
     pub(crate) fn without_sources(&self) -> Self {
-        Self::new(Arc::clone(&self.timeline), self.point)
+        Self::of_known(Arc::clone(&self.timeline), self.point)
     }
 
     #[inline]
@@ -227,8 +234,7 @@ impl Fence {
     #[must_use]
     #[inline]
     pub fn is_known_complete(&self) -> bool {
-        let reached = self.timeline.reached();
-        reached >= self.point || reached >= self.timeline.enqueued()
+        self.timeline.reached() >= self.point
     }
 
     /// Returns whether the work is complete, querying the driver. Failed work is complete.
@@ -242,19 +248,19 @@ impl Fence {
     /// # Errors
     /// The work's own, or the device's.
     pub fn poll(&self) -> Result<bool> {
-        self.timeline.poll(self.enqueued_point())
+        self.timeline.poll(self.point)
     }
 
     /// Has its timeline wake `waker` once the work is complete, or returns `true` if it is: see [`Timeline::wake_at`].
     #[must_use]
     pub fn wake_at(&self, waker: &Waker) -> bool {
-        self.timeline.wake_at(self.enqueued_point(), waker)
+        self.timeline.wake_at(self.point, waker)
     }
 
     /// Returns why only the user can end the work: see [`Timeline::held_by_user`].
     #[must_use]
     pub fn held_by_user(&self) -> Option<Error> {
-        self.timeline.held_by_user(self.enqueued_point())
+        self.timeline.held_by_user(self.point)
     }
 
     /// Returns whether it is a point of this timeline object.
@@ -275,18 +281,6 @@ impl Fence {
         self.point = point;
     }
 
-    /// Returns its point, or the last enqueued one if that is earlier. Nothing can be in flight at a later one, and it
-    /// would hide earlier points of the timeline that are.
-    pub(crate) fn enqueued_point(&self) -> u64 {
-        self.point.min(self.timeline.enqueued())
-    }
-
-    /// Returns the fence for which it stands now: itself if its point is enqueued.
-    #[must_use]
-    pub fn enqueued(&self) -> Self {
-        Self { point: self.enqueued_point(), ..self.clone() }
-    }
-
     /// Returns whether both are the same point of the same timeline.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.point == other.point && self.timeline.id() == other.timeline.id()
@@ -298,7 +292,7 @@ impl Fence {
     /// The work's own error, or the device's. [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes that
     /// the work read were invalid, because earlier work had failed to write them.
     pub fn wait(&self) -> Result<()> {
-        self.timeline.wait(self.enqueued_point())?;
+        self.timeline.wait(self.point)?;
         self.outcome_of_sources()
     }
 

@@ -25,8 +25,7 @@ struct Unobserved(Fence);
 
 impl Wake for Unobserved {
     fn wake(self: Arc<Self>) {
-        let (timeline, point) = (self.0.timeline(), self.0.point());
-        if !self.0.is_known_complete() && !timeline.wake_at(point, &Waker::from(Arc::clone(&self))) {
+        if !self.0.is_known_complete() && !self.0.wake_at(&Waker::from(Arc::clone(&self))) {
             return;
         }
         if let Some(Err(error)) = self.0.outcome() {

@@ -135,7 +135,7 @@ fn launch_inheriting_a_failure_keeps_marks() {
     let (stream, src) = (MockQueue::new(), buffer(64));
     host.write(&src).unwrap();
     let claims = Claims::updating(&mut [(&src, Access::Read), (&dst, Access::Write)]).unwrap();
-    let launch = claims.inherit(Fence::new(Arc::clone(stream.timeline()), 1));
+    let launch = claims.inherit(stream.write(&buffer(8)).unwrap());
     // SAFETY: it stands for no work.
     unsafe { claims.commit(&launch) };
     host.fail(2, "power cut");

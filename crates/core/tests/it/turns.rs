@@ -74,8 +74,9 @@ fn in_flight_is_none_while_enqueueing() {
     assert_eq!(dst.in_flight().map(|fences| fences.len()), Some(0));
     let claims = Claims::acquire(&mut [(&dst, Access::Read)]).unwrap();
     assert!(dst.in_flight().is_none(), "nobody knows its fence yet");
+    let read = queue.write(&buffer(8)).unwrap();
     // SAFETY: nothing is behind the points of this queue but what the test says.
-    unsafe { claims.commit(&Fence::new(Arc::clone(queue.timeline()), 1)) };
+    unsafe { claims.commit(&read) };
     assert_eq!(dst.in_flight().map(|fences| fences.len()), Some(1));
     queue.complete(1);
     assert_eq!(dst.in_flight().map(|fences| fences.len()), Some(0));

@@ -174,8 +174,12 @@ impl Shared {
     pub(super) fn record_use(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        if serves(&arena.lock(), stream) {
-            return Ok(());
+        {
+            let mut state = arena.lock();
+            if serves(&state, stream) {
+                state.recorded += 1;
+                return Ok(());
+            }
         }
         loop {
             let user = {

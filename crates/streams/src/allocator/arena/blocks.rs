@@ -117,6 +117,11 @@ impl Blocks {
         &mut self.nodes[index as usize]
     }
 
+    /// Returns the number of allocations so far.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.serial
+    }
+
     /// Returns the block at an untrusted index.
     pub(crate) fn get(&self, index: u32) -> Option<&Node> {
         self.nodes.get(index as usize)

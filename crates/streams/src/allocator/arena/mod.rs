@@ -50,7 +50,7 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) waits_point: u64,
     /// Recorded users of live blocks.
     pub(crate) users: HashMap<u32, Vec<U>>,
-    /// How often the stream was recorded as a user of another one's block; then its end must be recorded.
+    /// How often the stream was recorded as a user of a block; of another one's its end must be recorded.
     pub(crate) recorded: u64,
     /// Last known point of the stream that uses one of its free blocks.
     pub(crate) last_point: u64,
@@ -61,6 +61,7 @@ pub(crate) struct ArenaState<O, F, U> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uses {
     generation: u64,
+    allocated: u64,
     freed: u64,
     recorded: u64,
 }
@@ -314,7 +315,8 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.in_flight.bytes() + waiting
     }
 
-    /// Enters a watermark that was found without the lock, unless a later one is known or the arena has been vacated.
+    /// Enters a watermark that was found without the lock, unless one of more frees or an earlier point of as many is known, or the arena
+    /// has been vacated.
     pub(crate) fn note_watermark(&mut self, generation: u64, found: FreeWatermark) {
         let known = self.watermark;
         let is_better = found.freed > known.freed || found.freed == known.freed && found.point < known.point;
@@ -324,7 +326,8 @@ impl<O, F, U> ArenaState<O, F, U> {
     }
 
     pub(crate) fn uses(&self) -> Uses {
-        Uses { generation: self.generation, freed: self.freed, recorded: self.recorded }
+        let allocated = self.blocks.allocated();
+        Uses { generation: self.generation, allocated, freed: self.freed, recorded: self.recorded }
     }
 
     /// Makes a vacant arena serve a stream.

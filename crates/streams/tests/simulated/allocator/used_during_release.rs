@@ -1,6 +1,6 @@
 //! Streams that are used, and arenas that get another stream, while a call about them runs.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 
 use transload_core::{DeviceId, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 use transload_cuda_sim::SimDevice;
@@ -72,6 +72,33 @@ fn release_sees_a_use_after_a_release_of_another_thread() {
         .unwrap();
         // Waits for the callback, and then sees as many frees as before it.
         allocator.release_stream(&one).unwrap();
+        use_once(&allocator, &two, MIB);
+        two.synchronize().unwrap();
+        one.synchronize().unwrap();
+        assert_no_races(&sim);
+    });
+}
+
+#[test]
+fn release_sees_an_allocation() {
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let (device, memory) = fixture(&sim);
+        let allocator = allocator(&memory);
+        let [one, two] = [(); 2].map(|()| CudaStream::new(&device).unwrap());
+        use_once(&allocator, &one, MIB);
+        let (sender, allocated) = mpsc::channel();
+        one.add_callback({
+            let (allocator, one) = (allocator.clone(), one.clone());
+            move |_| {
+                let block = allocator.allocate_for_stream(&one, MIB).unwrap();
+                fill_often(&one, block);
+                sender.send(block).unwrap();
+            }
+        })
+        .unwrap();
+        allocator.release_stream(&one).unwrap();
+        allocator.free(allocated.recv().unwrap()).unwrap();
         use_once(&allocator, &two, MIB);
         two.synchronize().unwrap();
         one.synchronize().unwrap();
