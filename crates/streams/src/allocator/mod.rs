@@ -294,7 +294,8 @@ impl StreamOrderedAllocator {
 
     /// Blocks until the stream's work is complete, drops its fences, and waits for other threads that are using the
     /// stream on behalf of this allocator. For a foreign stream that is about to be destroyed: afterwards, until its
-    /// next use, only the caller's handles keep it in use.
+    /// next use, only the caller's handles keep it in use, and buffers that other streams were allocated while its work was in flight: these may
+    /// have its memory, behind its fence.
     ///
     /// A next use is one that names the stream: an allocation, a free, a recorded use. Work enqueued on it after the
     /// release is not seen before that, so a block that such work uses must not be freed without naming the stream.

@@ -79,7 +79,8 @@ impl CudaStream {
     /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
     /// * Allocators that it was used with have [released](crate::StreamOrderedAllocator::release_stream) it, also where they
-    ///   are gone by then: segments that they gave back may be parked behind its fences.
+    ///   are gone by then: segments that they gave back may be parked behind its fences. Buffers that they allocated for other
+    ///   streams while its work was in flight are gone: they may have its memory, behind its fence.
     /// * Backends and managers whose buffers were used on it have been drained since: memory of buffers that were dropped
     ///   while that work was in flight is kept with its fences, until it serves another request.
     /// * [`CudaModule`](crate::CudaModule)s whose kernels were launched on it are gone, or have been used for a launch since
