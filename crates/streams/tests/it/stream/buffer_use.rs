@@ -3,7 +3,11 @@
 use std::{
     any::Any,
     ptr::NonNull,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
 };
 
@@ -149,32 +153,33 @@ fn drain_waits_for_loans_that_another_thread_ends() {
     limited(|| {
         let setup = Setup::new();
         let stream = CudaStream::new(&setup.device).unwrap();
-        let there = setup.device(1000);
         let ((entered, is_entered), (go, gone)) = (mpsc::channel(), mpsc::channel());
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
         let first = OnDrop::buffer(move || {
             entered.send(()).unwrap();
             gone.recv().unwrap();
+            over.store(true, Ordering::Release);
         });
-        let loans = [&first, &there].map(|buffer| buffer.lend(Access::Write).unwrap());
-        // Before the loans can end, on whichever thread.
+        let loan = first.lend(Access::Write).unwrap();
+        // Before the loan can end, on whichever thread.
         drop(first);
-        end_in_capture(&stream, loans.into());
+        end_in_capture(&stream, [loan].into());
         let (begun, is_begun) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(CudaStream::retry_loan_ends);
             is_entered.recv().unwrap();
             let draining = scope.spawn(|| {
                 begun.send(()).unwrap();
-                CudaStream::drain_loan_ends(stream.device())?;
-                there.lend(Access::Write).map(drop)
+                CudaStream::drain_loan_ends(stream.device()).map(|()| is_over.load(Ordering::Acquire))
             });
             is_begun.recv().unwrap();
             // Time for a drain that does not wait to show itself.
             (0..10_000).take_while(|_| !draining.is_finished()).for_each(|_| thread::yield_now());
             go.send(()).unwrap();
-            draining.join().unwrap().unwrap();
+            assert!(draining.join().unwrap().unwrap(), "a loan that another thread ended was still open");
         });
-        drop((there, stream));
+        drop(stream);
         setup.finish();
     });
 }
