@@ -129,28 +129,35 @@ if wanted tests; then
 import json, re, sys
 name, status, seconds, path = sys.argv[1:]
 text = open(path, errors="replace").read()
-skipped = sorted(re.findall(r"^skipped: ?(.*)$", text, re.M))
+# What each test left out, each reason once.
+skips = set()
+test = None
+for line in text.splitlines():
+    block, skip = re.match(r"---- (\S+) stdout ----$", line), re.match(r"skipped: ?(.*)", line)
+    if block: test = block[1]
+    if skip: skips.add((test, skip[1]))
+skipped = {test for test, _ in skips}
 found = re.findall(r"^test result: (\w+)\. (\d+) passed; (\d+) failed; (\d+) ignored", text, re.M)
 passed, failed, ignored = (sum(int(line[at]) for line in found) for at in (1, 2, 3))
 print(json.dumps({
     "name": name, "status": int(status), "finished": bool(found), "seconds": int(seconds),
     "executed": max(0, passed + failed - len(skipped)), "passed": max(0, passed - len(skipped)),
     "skipped": len(skipped), "failed": failed, "ignored": ignored,
-    "skip_reasons": skipped, "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", text, re.M))),
+    "skip_reasons": sorted(reason for _, reason in skips), "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", text, re.M))),
 }))
 P
-    # What did not run shows nothing, unless more devices would have been needed than there are, the software driver, or an adapter of
-    # OpenGL beside Vulkan.
+    # What did not run shows nothing, unless more devices would have been needed than there are, the software driver, an adapter of
+    # OpenGL beside Vulkan, or memory of a GPU that is the host's, too.
     said=$(tail -n 1 "$work/tests" | python3 -c '
 import json, re, sys
 t, devices = json.loads(sys.stdin.read()), int(sys.argv[1])
-needs = lambda reason: re.match(r"needs (?:(\d+) devices|(?:the software driver|a user who may not read everything)$)|.*no adapter of OpenGL can be used|no adapters of both Vulkan and OpenGL$", reason)
+needs = lambda reason: re.match(r"needs (?:(\d+) devices|(?:the software driver|a user who may not read everything)$)|.*no adapter of OpenGL can be used|no adapters of both Vulkan and OpenGL$|wgpu:\d+ has no mapped memory", reason)
 is_excused = lambda needed: needed and (needed[1] is None or int(needed[1]) > devices)
 excused = [reason for reason in t["skip_reasons"] if is_excused(needs(reason))]
 faults = []
 if not t["finished"]: faults.append("not finished")
 if t["ignored"]: faults.append("%d ignored" % t["ignored"])
-if len(excused) < t["skipped"]: faults.append("skipped: " + "; ".join(sorted(set(t["skip_reasons"]) - set(excused))))
+if len(excused) < len(t["skip_reasons"]): faults.append("skipped: " + "; ".join(sorted(set(t["skip_reasons"]) - set(excused))))
 if not t["executed"] and not t["skipped"]: faults.append("nothing executed")
 counts = "%d executed, %d skipped, %d failed" % (t["executed"], t["skipped"], t["failed"])
 print("; ".join(["NO EVIDENCE" if faults else "", counts] + faults).lstrip("; "))' "$devices")
