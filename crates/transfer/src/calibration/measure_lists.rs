@@ -19,10 +19,10 @@ const LENGTHS: [usize; 9] =
 const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 2048];
 /// Lists of more pieces are not measured one by one.
 pub(crate) const MOST_SINGLES: usize = 16;
-/// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; from 16 MiB on they did
-/// not yet: one of 39 MB by copy engines was predicted to take 1.5 times as long as it did (H200, 8 processors). Within a device times grow so
-/// only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines.
-const LARGEST: u64 = 64 << 20;
+/// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
+/// do so only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines. With lists of 64 MiB fewer
+/// lengths were measured in the time, and more choices were wrong (H200, 8 processors).
+const LARGEST: u64 = 16 << 20;
 /// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
 pub(super) const FEWEST_LENGTHS: usize = 2;
 /// The part of a pair's time that one way and list may use at most.
