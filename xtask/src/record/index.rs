@@ -128,10 +128,10 @@ impl<'a> Part<'a> {
         Self { name, record, rows }
     }
 
-    /// Of one day a record that is mostly of the theme comes before others, and then that with more rows of it.
+    /// Of one day a record that is mostly of the theme comes before others, then that with the last ordinal, then that with more rows of it.
     fn recency(&self) -> (&str, bool, usize, usize) {
         let (date, ordinal) = recency(self.name);
-        (date, 2 * self.rows.len() > self.record.rows.len(), self.rows.len(), ordinal)
+        (date, 2 * self.rows.len() > self.record.rows.len(), ordinal, self.rows.len())
     }
 
     fn write(&self, out: &mut String) {
@@ -246,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn newest_of_a_day_is_mostly_of_the_theme_then_has_most_rows_then_the_last_ordinal() {
+    fn newest_of_a_day_is_mostly_of_the_theme_then_has_the_last_ordinal_then_most_rows() {
         let one = || of(&["scaling/host/64/wait"]);
         let names = [
-            "2026-11-27-1xH100-more",
             "2026-11-27-1xH100-limits-seventh",
             "2026-11-27-1xH200-limits-sixth",
+            "2026-11-27-1xH100-more",
             "2026-11-27-2xH200-limits",
             "2026-11-26-2xH200-limits-ninth",
         ];
@@ -260,9 +260,9 @@ mod tests {
         rows.extend(["load/one/first/load"; 5]);
         let index = index_of([
             ("2026-11-27-1xH100-mostly-loading", of(&rows)),
-            (names[0], more),
+            (names[0], one()),
             (names[1], one()),
-            (names[2], one()),
+            (names[2], more),
             (names[3], one()),
             (names[4], one()),
         ]);
