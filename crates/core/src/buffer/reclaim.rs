@@ -3,8 +3,6 @@
 use std::{
     fmt,
     sync::atomic::{AtomicUsize, Ordering},
-    thread::{self, ThreadId},
-    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -15,9 +13,6 @@ use crate::{Error, Fence, Result, Storage, catch_panic};
 
 /// The fences that an allocation pending free waits for. Up to eight are stored inline.
 type Until = SmallVec<[Fence; 8]>;
-
-/// Longest wait of a thread short of memory for what another one frees, whose destructor may wait for the thread.
-const WAIT_FOR_OTHERS: Duration = Duration::from_secs(2);
 
 /// Keeps memory that was dropped in use, with the fences of the work that still uses it.
 ///
@@ -35,43 +30,12 @@ pub struct Reclaimer {
 #[derive(Default)]
 struct List {
     pending: Vec<PendingFree>,
-    /// Number of allocations that each thread has taken out to poll or to free. They may be returned, so `drain` waits for those of others.
-    in_batches: Vec<(ThreadId, usize)>,
-    /// The last number given to an allocation.
-    last: u64,
-}
-
-impl List {
-    fn len(&self) -> usize {
-        self.pending.len() + self.in_batches.iter().map(|(_, count)| count).sum::<usize>()
-    }
-
-    /// Counts so many more, or fewer, as taken out by a thread.
-    fn take(&mut self, by: ThreadId, change: impl FnOnce(&mut usize)) {
-        let at = self.in_batches.iter().position(|(thread, _)| *thread == by);
-        let at = at.unwrap_or_else(|| {
-            self.in_batches.push((by, 0));
-            self.in_batches.len() - 1
-        });
-        let count = self.in_batches.get_mut(at).map(|(_, count)| {
-            change(count);
-            *count
-        });
-        if count == Some(0) {
-            self.in_batches.swap_remove(at);
-        }
-    }
-
-    /// Returns whether another thread has taken any out. What this one has, it may have from within a destructor.
-    fn is_in_batch_of_other(&self) -> bool {
-        let this = thread::current().id();
-        self.in_batches.iter().any(|(thread, _)| *thread != this)
-    }
+    /// Number of allocations that threads have taken out to poll. They may be returned, so `drain` waits for
+    /// them.
+    in_batches: usize,
 }
 
 struct PendingFree {
-    /// Names it in its list.
-    number: u64,
     until: Until,
     storage: Box<dyn Storage>,
 }
@@ -100,16 +64,14 @@ impl Reclaimer {
     /// Creates an empty reclaimer.
     #[must_use]
     pub const fn new() -> Self {
-        let list = List { pending: Vec::new(), in_batches: Vec::new(), last: 0 };
+        let list = List { pending: Vec::new(), in_batches: 0 };
         Self { list: Mutex::new(list), returned: Condvar::new(), count: AtomicUsize::new(0) }
     }
 
     pub(crate) fn push(&self, until: Until, storage: Box<dyn Storage>) {
         let mut list = self.list.lock();
-        list.last += 1;
-        let number = list.last;
-        list.pending.push(PendingFree { number, until, storage });
-        self.count.store(list.len(), Ordering::Release);
+        list.pending.push(PendingFree { until, storage });
+        self.count.store(list.pending.len() + list.in_batches, Ordering::Release);
     }
 
     /// Returns the number of allocations pending free.
@@ -141,27 +103,23 @@ impl Reclaimer {
 
     /// Like [`drain`](Self::drain), but frees only allocations pending free now whose fences are complete or
     /// selected by `may_wait_for` and not held by the user. Other entries stay. For callers short of memory
-    /// that may have to finish that work themselves. Waits for up to two seconds for what other threads are freeing now.
+    /// that may have to finish that work themselves.
     ///
     /// # Errors
     /// Like `drain`.
     pub fn drain_where(&self, may_wait_for: impl Fn(&Fence) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
-        let last = self.list.lock().last;
         let ends =
             |fence: &Fence| fence.is_complete() || may_wait_for(fence) && fence.held_by_user().is_none();
-        let allowed = |entry: &mut PendingFree| entry.number <= last && entry.until.iter().all(ends);
-        let limit = Instant::now() + WAIT_FOR_OTHERS;
-        while self.end_some(allowed, &mut outcome) {}
-        let mut list = self.list.lock();
-        while list.is_in_batch_of_other()
-            && !crate::mutant!("core/short-waits-for-others")
-            && !self.returned.wait_until(&mut list, limit).timed_out()
-        {}
-        drop(list);
-        // What others only looked at is back.
-        while self.end_some(allowed, &mut outcome) {}
+        let allowed = |entry: &mut PendingFree| entry.until.iter().all(ends);
+        // Each turn ends one at least.
+        for _ in 0..self.len() {
+            let batch = Batch::take(self, &mut self.list.lock());
+            if !batch.end_some(allowed, &mut outcome) {
+                break;
+            }
+        }
         outcome
     }
 
@@ -176,7 +134,7 @@ impl Reclaimer {
         sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
-            if list.is_in_batch_of_other() && !crate::mutant!("core/drain-waits-for-sweep") {
+            if list.in_batches > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
                 // Another thread may return memory that has to be waited for.
                 self.returned.wait(&mut list);
                 continue;
@@ -184,6 +142,7 @@ impl Reclaimer {
             if list.pending.is_empty() {
                 return outcome;
             }
+            let batch = Batch::take(self, &mut list);
             drop(list);
             let mut held = Ok(());
             let ends = |entry: &mut PendingFree| match entry.held_by_user() {
@@ -193,44 +152,10 @@ impl Reclaimer {
                 }
                 None => true,
             };
-            if !self.end_some(ends, &mut outcome) {
+            if !batch.end_some(ends, &mut outcome) {
                 return outcome.and(held);
             }
         }
-    }
-
-    /// Frees what is known to be complete of the allocations that `ends` selects, or else waits for the first of them, which others see
-    /// meanwhile: they may wait for it, too, or free it. Returns whether there was any; adds the first error to `outcome`.
-    fn end_some(&self, ends: impl FnMut(&mut PendingFree) -> bool, outcome: &mut Result<()>) -> bool {
-        let mut tell = |until: &Until| {
-            for fence in until {
-                let ended = fence.wait();
-                if outcome.is_ok() {
-                    *outcome = ended;
-                }
-            }
-        };
-        let mut batch = Batch::take(self, &mut self.list.lock());
-        let chosen: Vec<_> = batch.pending.extract_if(.., ends).collect();
-        let (mut ending, mut open): (Vec<_>, Vec<_>) =
-            chosen.into_iter().partition(|entry| entry.until.iter().all(Fence::is_known_complete));
-        let first =
-            open.first().filter(|_| ending.is_empty()).map(|first| (first.number, first.until.clone()));
-        batch.pending.append(&mut open);
-        batch.put_back();
-        if let Some((number, until)) = &first {
-            drop(batch);
-            tell(until);
-            batch = Batch::take(self, &mut self.list.lock());
-            ending.extend(batch.pending.extract_if(.., |entry| entry.number == *number));
-            batch.put_back();
-        }
-        let any = first.is_some() || !ending.is_empty();
-        for PendingFree { until, storage, .. } in ending {
-            tell(&until);
-            free(storage);
-        }
-        any
     }
 }
 
@@ -239,23 +164,45 @@ struct Batch<'a> {
     reclaimer: &'a Reclaimer,
     pending: Vec<PendingFree>,
     taken: usize,
-    thread: ThreadId,
 }
 
 impl<'a> Batch<'a> {
     fn take(reclaimer: &'a Reclaimer, list: &mut List) -> Self {
-        let (pending, thread) = (std::mem::take(&mut list.pending), thread::current().id());
+        let pending = std::mem::take(&mut list.pending);
         let taken = pending.len();
-        list.take(thread, |count| *count += taken);
-        Self { reclaimer, pending, taken, thread }
+        list.in_batches += taken;
+        Self { reclaimer, pending, taken }
+    }
+
+    /// Frees what is known to be complete of the allocations that `ends` selects, or waits for the first of them. Others may take the rest
+    /// meanwhile, which may be complete before that. Returns whether it freed any; adds the first error to `outcome`.
+    fn end_some(mut self, ends: impl FnMut(&mut PendingFree) -> bool, outcome: &mut Result<()>) -> bool {
+        let chosen: Vec<_> = self.pending.extract_if(.., ends).collect();
+        let (mut ending, mut open): (Vec<_>, Vec<_>) =
+            chosen.into_iter().partition(|entry| entry.until.iter().all(Fence::is_known_complete));
+        if ending.is_empty() && !open.is_empty() {
+            ending.push(open.remove(0));
+        }
+        self.pending.append(&mut open);
+        self.put_back();
+        let any = !ending.is_empty();
+        for PendingFree { until, storage } in ending {
+            for fence in &until {
+                let ended = fence.wait();
+                if outcome.is_ok() {
+                    *outcome = ended;
+                }
+            }
+            free(storage);
+        }
+        any
     }
 
     /// Returns what is left.
     fn put_back(&mut self) {
         let mut list = self.reclaimer.list.lock();
-        let left = self.pending.len();
-        list.take(self.thread, |count| *count -= left);
-        self.taken -= left;
+        list.in_batches -= self.pending.len();
+        self.taken -= self.pending.len();
         list.pending.append(&mut self.pending);
     }
 }
@@ -263,10 +210,9 @@ impl<'a> Batch<'a> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let mut list = self.reclaimer.list.lock();
-        let taken = self.taken;
-        list.take(self.thread, |count| *count -= taken);
+        list.in_batches -= self.taken;
         list.pending.append(&mut self.pending);
-        self.reclaimer.count.store(list.len(), Ordering::Release);
+        self.reclaimer.count.store(list.pending.len() + list.in_batches, Ordering::Release);
         drop(list);
         if !crate::mutant!("core/reclaimer-notified") {
             self.reclaimer.returned.notify_all();
@@ -288,7 +234,7 @@ impl Drop for Reclaimer {
     /// Never waits: memory still in use is left to the other reclaimers of the process.
     fn drop(&mut self) {
         self.sweep();
-        for PendingFree { until, storage, .. } in self.list.get_mut().pending.drain(..) {
+        for PendingFree { until, storage } in self.list.get_mut().pending.drain(..) {
             if !crate::mutant!("core/orphans-kept") {
                 ORPHANS.push(until, storage);
             }

@@ -314,102 +314,13 @@ fn weak_handle_keeps_nothing_alive_and_upgrades_to_whole() {
     assert!(is(&freed));
 }
 
-/// Bytes with a destructor.
-struct OnDrop(Box<[u8]>, Option<Box<dyn FnOnce() + Send + Sync>>);
+/// Memory whose destructor panics.
+struct Panicking(Box<[u8]>);
 
-impl OnDrop {
-    fn buffer(reclaimer: &Arc<Reclaimer>, run: impl FnOnce() + Send + Sync + 'static) -> RawBuffer {
-        let bytes = Self(vec![0; 64].into_boxed_slice(), Some(Box::new(run)));
-        let address = NonNull::from(&*bytes.0).cast();
-        // SAFETY: the box owns the bytes, which have no other user.
-        let storage = unsafe { HostBytes::new(bytes, address, 64, MemoryKind::Pageable, true) };
-        RawBuffer::new(Box::new(storage), reclaimer)
-    }
-}
-
-impl Drop for OnDrop {
+impl Drop for Panicking {
     fn drop(&mut self) {
-        if let Some(run) = self.1.take() {
-            run();
-        }
+        panic!("planted");
     }
-}
-
-#[test]
-fn who_is_short_of_memory_waits_for_what_another_thread_waits_for() {
-    let reclaimer = Arc::new(Reclaimer::new());
-    let queue = MockQueue::new();
-    let (buffer, freed) = pair(&reclaimer);
-    queue.write(&buffer).unwrap();
-    drop(buffer);
-    let (waiting, is_waiting) = mpsc::channel();
-    let tell = || {
-        Some(Box::new({
-            let waiting = waiting.clone();
-            move || waiting.send(()).unwrap()
-        }) as Box<_>)
-    };
-    thread::scope(|scope| {
-        *queue.line().on_wait.lock() = tell();
-        let drain = scope.spawn(|| reclaimer.drain());
-        is_waiting.recv().unwrap();
-        *queue.line().on_wait.lock() = tell();
-        let short = scope.spawn(|| {
-            reclaimer.drain_where(|_| true).unwrap();
-            is(&freed)
-        });
-        while is_waiting.try_recv().is_err() && !short.is_finished() {
-            thread::yield_now();
-        }
-        queue.complete(1);
-        assert!(short.join().unwrap(), "it returned while the other thread waited");
-        drain.join().unwrap().unwrap();
-    });
-}
-
-#[test]
-fn who_is_short_of_memory_waits_for_what_another_thread_frees() {
-    let reclaimer = Arc::new(Reclaimer::new());
-    let queue = MockQueue::new();
-    let (steps, is_over) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
-    let (of_drop, over) = (Arc::clone(&steps), Arc::clone(&is_over));
-    let buffer = OnDrop::buffer(&reclaimer, move || {
-        of_drop.wait();
-        of_drop.wait();
-        over.store(true, Ordering::SeqCst);
-    });
-    queue.write(&buffer).unwrap();
-    drop(buffer);
-    queue.complete(1);
-    thread::scope(|scope| {
-        scope.spawn(|| reclaimer.sweep());
-        steps.wait();
-        let short = scope.spawn(|| {
-            reclaimer.drain_where(|_| true).unwrap();
-            is(&is_over)
-        });
-        // Time for one that does not wait to show itself.
-        (0..10_000).take_while(|_| !short.is_finished()).for_each(|_| thread::yield_now());
-        steps.wait();
-        assert!(short.join().unwrap(), "it returned while the other thread freed");
-    });
-}
-
-#[test]
-fn drain_by_a_destructor_does_not_wait_for_itself() {
-    let reclaimer = Arc::new(Reclaimer::new());
-    let queue = MockQueue::new();
-    let (drained, is_drained) = mpsc::channel();
-    let of_drop = Arc::clone(&reclaimer);
-    let buffer = OnDrop::buffer(&reclaimer, move || {
-        of_drop.drain_where(|_| true).unwrap();
-        drained.send(of_drop.drain()).unwrap();
-    });
-    queue.write(&buffer).unwrap();
-    drop(buffer);
-    queue.complete(1);
-    thread::spawn(move || reclaimer.drain());
-    is_drained.recv_timeout(Duration::from_secs(60)).expect("it waits for its own thread").unwrap();
 }
 
 #[test]
@@ -419,7 +330,11 @@ fn panic_of_an_owners_destructor_frees_no_memory_in_use() {
     let (used, freed) = pair(&reclaimer);
     two.write(&used).unwrap();
     for _ in 0..2 {
-        let panics = OnDrop::buffer(&reclaimer, || panic!("planted"));
+        let bytes = Panicking(vec![0; 64].into_boxed_slice());
+        let address = NonNull::from(&*bytes.0).cast();
+        // SAFETY: the box owns the bytes, which have no other user.
+        let storage = unsafe { HostBytes::new(bytes, address, 64, MemoryKind::Pageable, true) };
+        let panics = RawBuffer::new(Box::new(storage), &reclaimer);
         one.write(&panics).unwrap();
     }
     drop(used);
