@@ -20,8 +20,8 @@ const COUNTS: [usize; 7] = [1, 3, 4, 16, 64, 256, 2048];
 /// Lists of more pieces are not measured one by one.
 pub(crate) const MOST_SINGLES: usize = 16;
 /// The largest measured list between the host and a device, in bytes. Beyond it, times grow as the link's rate says; within a device they
-/// do so only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines. With lists of 64 MiB fewer
-/// lengths were measured in the time, and more choices were wrong (H200, 8 processors).
+/// do so only beyond its caches, and between two devices long lists are faster by kernels than shorter ones by engines. With lists of 64 MiB,
+/// pageable memory lost the way through device memory, which takes 32 MiB at most.
 const LARGEST: u64 = 16 << 20;
 /// Lengths at which lists are measured whatever the time: the first costs what a piece does, the last what a byte does.
 pub(super) const FEWEST_LENGTHS: usize = 2;
