@@ -1,20 +1,33 @@
 //! Single copies beside a GEMM loop: what the method that is chosen costs over that of the best. The cost of a copy is that of a list there. Copy kernels
-//! take part, of which only such a loop shows what they cost.
+//! take part, of which only such a loop shows what they cost. Where the choice by times of an idle device is wrong, it is also told what a program chooses
+//! whose copies have corrected these times for a while.
+
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use transload_core::{DeviceId, MemoryKind, Place, TransferMethod, TransferPath};
 use transload_transfer::{Calibration, CrossBackendTransferManager, PathCalibration, TransferOptions};
 
 use super::{
-    buffers,
+    WORST, buffers,
     cell::{self, Cell, Time, confirmed, worst_at_first},
+    finished,
     loaded::costs,
+    manager_with,
 };
-use crate::{beside::load::Load, comparison::Fixture, content::Content, memory::Memory, row::Row};
+use crate::{
+    beside::load::Load,
+    comparison::Fixture,
+    content::Content,
+    memory::Memory,
+    row::{Goal, Row, Summary},
+};
 
 const SIZES: [usize; 3] = [64 << 10, 2 << 20, 32 << 20];
 /// How often a method copies for as long as a list does.
 const REPETITIONS: usize = 5;
+/// How long a program copies before it is asked what it chooses.
+const LEARNING: Duration = Duration::from_secs(3);
 
 pub(super) fn rows(
     fixture: &Fixture<'_>,
@@ -43,7 +56,47 @@ pub(super) fn rows(
     let mut rows =
         cell::rows(fixture, ("busy", &format!("beside {}", load.name()), load.is_gemm()), cells.iter())?;
     rows.push(worst_at_first(fixture, "busy", first));
+    rows.push(learned(fixture, load, found, &cells)?);
     Ok(rows)
+}
+
+/// The worst choice of programs that have copied beside the load for a while. Right choices are taken to stay.
+fn learned(
+    fixture: &Fixture<'_>,
+    load: &Load,
+    found: &Calibration,
+    cells: &[Cell<TransferMethod>],
+) -> Result<Row> {
+    let (mut worst, mut texts) = (1.0_f64, Vec::new());
+    for cell in cells {
+        let by_calibration = cell.regret(1);
+        if by_calibration <= WORST {
+            worst = worst.max(by_calibration);
+            continue;
+        }
+        let (path, (_, bytes)) = (cell.path, cell.list);
+        let manager = manager_with(fixture, true)?;
+        manager.use_calibration(found)?;
+        let (src, dst) = buffers(&manager, path, bytes)?;
+        let learn = || -> Result<u32> {
+            let (begun, mut copies) = (Instant::now(), 0);
+            while begun.elapsed() < LEARNING {
+                manager.copy(&src, &dst).wait()?;
+                copies += 1;
+            }
+            Ok(copies)
+        };
+        let (copies, _) = load.beside(fixture, learn)?;
+        let chosen = manager.plan(path.src, path.dst, bytes as u64, &TransferOptions::new())?.method;
+        drop((src, dst));
+        finished(&manager)?;
+        let regret = cell.regret_of(&chosen);
+        worst = worst.max(regret);
+        texts.push(format!("{path}, {bytes} bytes, {copies} copies: {chosen}, {regret:.2} of the best"));
+    }
+    let what = format!("wrong choices after {LEARNING:?} of copies beside the load; {}", texts.join("; "));
+    let row = fixture.row("busy/learned/worst", &what, "corrected by transfers", "x", Summary::single(worst));
+    Ok(row.with_goal(load.is_gemm().then_some(Goal::AtMost(WORST))))
 }
 
 fn cell(

@@ -54,6 +54,14 @@ pub(super) struct Cell<W = ListWay> {
     pub(super) plan: String,
 }
 
+impl<W: fmt::Display + PartialEq> Cell<W> {
+    /// Returns the cost of a way over the best; infinite if it was not measured.
+    pub(super) fn regret_of(&self, way: &W) -> f64 {
+        let cost = self.ways.iter().find(|(of, _)| of == way);
+        cost.map_or(f64::INFINITY, |(_, time)| time.median / self.best().median)
+    }
+}
+
 impl<W: fmt::Display> Cell<W> {
     fn best(&self) -> Time {
         let ways = self.ways.iter().map(|(_, time)| *time);

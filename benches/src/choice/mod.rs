@@ -78,9 +78,14 @@ impl Cell {
 }
 
 pub(crate) fn manager(fixture: &Fixture<'_>) -> Result<CrossBackendTransferManager> {
-    let ordinals = cuda::pair(fixture.device.ordinal())?;
     // The measured copies would correct what they are compared with.
-    let manager = CrossBackendTransferManager::builder().refinement(false).registration(false).build();
+    manager_with(fixture, false)
+}
+
+fn manager_with(fixture: &Fixture<'_>, refinement: bool) -> Result<CrossBackendTransferManager> {
+    let ordinals = cuda::pair(fixture.device.ordinal())?;
+    let builder = CrossBackendTransferManager::builder().registration(false);
+    let manager = builder.refinement(refinement).build();
     manager.register_backend(CpuBackend::new()?)?;
     manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
     Ok(manager)

@@ -107,7 +107,7 @@ fn pinned(fixture: &Fixture<'_>) -> Result<Option<Row>> {
         let Some((saving, took)) = promised(&before.finish()?, pins) else { return Ok(None) };
         let after = Profiled::new(fixture, None)?;
         after.copy(&after.pinned_or_not(MemoryKind::Pinned, bytes)?, COPIES)?;
-        found.push((took - busy(&after.finish()?)) / saving);
+        found.push([took - busy(&after.finish()?), saving]);
     }
     let what = format!("{COPIES} copies of {bytes} bytes of pageable memory, pinned");
     Ok(Some(row(fixture, "pin", &what, &found)))
@@ -129,7 +129,7 @@ fn method(fixture: &Fixture<'_>) -> Result<Option<Row>> {
         after.copy_by(staged, [&src, &dst], 1)?;
         let begun = Instant::now();
         after.copy_by(staged, [&src, &dst], COPIES)?;
-        found.push((took - begun.elapsed().as_nanos() as f64) / saving);
+        found.push([took - begun.elapsed().as_nanos() as f64, saving]);
         drop((src, dst));
         after.finish()?;
     }
@@ -170,17 +170,22 @@ fn lists(fixture: &Fixture<'_>) -> Result<Option<Row>> {
         let pieces = pairs(&after)?;
         after.library.manager.copy_many(&pieces).wait()?;
         drop(pieces);
-        found.push((took - busy(&after.finish()?)) / saving);
+        found.push([took - busy(&after.finish()?), saving]);
     }
     choice::finished(&calibrated)?;
     let what = format!("{PIECES} copies of {SMALL} bytes submitted in a row, as a list");
     Ok(Some(row(fixture, "lists", &what, &found)))
 }
 
-/// Each value is how much was saved of what was promised.
-fn row(fixture: &Fixture<'_>, id: &str, what: &str, found: &[f64]) -> Row {
-    let off: Vec<_> = found.iter().map(|kept| kept.max(1.0 / kept.max(1e-3))).collect();
-    let what = format!("advice followed: {what}; saved over promised, or the inverse");
+/// Each value is what was saved and what was promised, in nanoseconds.
+fn row(fixture: &Fixture<'_>, id: &str, what: &str, found: &[[f64; 2]]) -> Row {
+    let kept = |[saved, promised]: [f64; 2]| saved / promised;
+    let off: Vec<_> = found.iter().map(|both| kept(*both).max(1.0 / kept(*both).max(1e-3))).collect();
+    let median = |of: usize| Summary::of(&found.iter().map(|both| both[of] / 1e3).collect::<Vec<_>>()).p50;
+    let (saved, promised) = (median(0), median(1));
+    let what = format!(
+        "advice followed: {what}; saved over promised, or the inverse (medians: {saved:.0} us saved, {promised:.0} promised)"
+    );
     fixture
         .row(&format!("advice/{id}"), &what, "advice of the profiler", "x", Summary::of(&off))
         .with_goal(Some(Goal::AtMost(KEPT)))

@@ -6,7 +6,7 @@ use transload_core::{DeviceId, Error, ErrorKind, ListWay, RawBuffer, TransferPat
 
 use super::{
     ListCalibration, MeasuredList,
-    load::Load,
+    load::{Load, Ran},
     measure::{Run, Stop},
     measure_lists::{FEWEST_LENGTHS, own_options, pairs, shapes_of, spread},
     result::MeasuredTime,
@@ -15,7 +15,7 @@ use crate::methods::CHUNK;
 
 /// Bytes of each piece of the measured lists, and their numbers.
 const LENGTHS: [usize; 5] = [2 << 10, 6 << 10, 16 << 10, 128 << 10, 1 << 20];
-const COUNTS: [usize; 3] = [8, 128, 2048];
+const COUNTS: [usize; 3] = [4, 128, 2048];
 /// The largest measured list, in bytes: one that is staged is copied at once.
 const LARGEST: usize = CHUNK;
 /// How often each way is measured, in turn with the others, while half of the path's time is not spent, and where the first time is
@@ -33,8 +33,7 @@ const LONG: u32 = 4;
 /// What lists of one way took, and the kernels meanwhile.
 struct Taken {
     lists: Vec<Duration>,
-    kernels: Duration,
-    ended: u32,
+    kernels: Ran,
 }
 
 /// Least number of kernels that the time of a pair has room for.
@@ -45,7 +44,7 @@ impl Taken {
     fn result(&self, bytes: u64, kernel: Duration) -> MeasuredTime {
         let repetitions = u32::try_from(self.lists.len()).unwrap_or(u32::MAX).max(1);
         let lists = self.lists.iter().sum::<Duration>();
-        let delay = self.kernels.saturating_sub(kernel.saturating_mul(self.ended));
+        let delay = self.kernels.time.saturating_sub(kernel.saturating_mul(self.kernels.kernels));
         let median = (lists.saturating_add(delay) / repetitions).max(Duration::from_nanos(1));
         let mean = (lists / repetitions).as_secs_f64();
         let squares = self.lists.iter().map(|time| (time.as_secs_f64() - mean).powi(2)).sum::<f64>();
@@ -75,20 +74,18 @@ impl Run<'_> {
     ) -> Result<Vec<ListCalibration>, Stop> {
         // Not a kernel more once it is cancelled, or the time is spent.
         self.check()?;
-        let mut load = match Load::new(self, device, self.kernel()) {
+        let load = match Load::new(self, device, self.kernel()) {
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
             load => load?,
         };
-        let found = self.lists_beside_load(path, (src, dst), &mut load, time);
-        load.end(self);
-        found
+        self.lists_beside_load(path, (src, dst), &load, time)
     }
 
     fn lists_beside_load(
         &mut self,
         path: TransferPath,
         (src, dst): (&RawBuffer, &RawBuffer),
-        load: &mut Load,
+        load: &Load,
         time: Duration,
     ) -> Result<Vec<ListCalibration>, Stop> {
         let most = src.len().min(LARGEST) as u64;
@@ -139,7 +136,7 @@ impl Run<'_> {
         &mut self,
         (src, dst): (&RawBuffer, &RawBuffer),
         (count, length): (usize, usize),
-        (load, kernel): (&mut Load, Duration),
+        (load, kernel): (&Load, Duration),
         (begun, time): (Duration, Duration),
         found: &mut Vec<ListCalibration>,
     ) -> Result<(), Stop> {
@@ -195,43 +192,34 @@ impl Run<'_> {
     /// Copies lists one after another from the end of a kernel until that of another one.
     fn turn(
         &self,
-        load: &mut Load,
+        load: &Load,
         (pairs, way): (&[(RawBuffer, RawBuffer)], ListWay),
         kernel: Duration,
     ) -> Result<Taken, Stop> {
-        let options = own_options();
-        let list = |load: &mut Load| {
+        // As a program waits: that thread takes part in staging.
+        let list = || {
             self.check()?;
             let begun = self.now();
-            let copies = self.manager.copy_many(pairs).way(way).options(options).submit();
-            while !copies.is_complete() {
-                load.poll(self)?;
-            }
-            copies.wait().map_err(Error::from)?;
-            let time = self.now().saturating_sub(begun);
-            load.feed()?;
-            Ok::<_, Stop>(time)
+            self.manager.copy_many(pairs).way(way).options(own_options()).wait().map_err(Error::from)?;
+            Ok::<_, Stop>(self.now().saturating_sub(begun))
         };
-        let since = |load: &Load, (ended, before): (u32, Duration), lists| Taken {
-            lists,
-            kernels: load.taken.saturating_sub(before),
-            ended: load.ended - ended,
-        };
-        // Until the kernel has ended that lists of another way delayed. The first of this way waits for a part of a kernel only.
-        let begun = (load.ended, load.taken);
-        while load.ended == begun.0 {
-            let first = list(load)?;
-            if first >= LONG * kernel {
-                // The one that it delayed may not have ended yet.
-                load.mean(self, 1)?;
-                return Ok(since(load, begun, vec![first]));
-            }
+        // Until the kernel has ended that lists of another way delayed. The first of this way begins anywhere in a kernel, the next where such a
+        // list ends, as in a program that repeats them.
+        let before = load.ran()?;
+        let first = list()?;
+        if first >= LONG * kernel {
+            // The one that it delayed may not have ended yet.
+            load.mean(self, 1)?;
+            return Ok(Taken { lists: vec![first], kernels: load.ran()?.since(before) });
         }
-        let (begun, mut lists) = ((load.ended, load.taken), Vec::new());
-        while load.ended == begun.0 {
-            lists.push(list(load)?);
+        while load.ran()?.kernels == before.kernels {
+            list()?;
         }
-        Ok(since(load, begun, lists))
+        let (before, mut lists) = (load.ran()?, Vec::new());
+        while load.ran()?.kernels == before.kernels {
+            lists.push(list()?);
+        }
+        Ok(Taken { lists, kernels: load.ran()?.since(before) })
     }
 }
 
