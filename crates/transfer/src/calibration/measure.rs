@@ -354,7 +354,10 @@ impl Run<'_> {
         }
         let share = self.options.budget / SHARE;
         // As in a program that repeats its copies.
-        let are_repeated = has_pageable(path) && bytes >= REPEATED_FROM && samples.len() > 1;
+        let are_repeated = has_pageable(path)
+            && bytes >= REPEATED_FROM
+            && samples.len() > 1
+            && !transload_core::mutant!("transfer/calibrates-repeated-copies");
         loop {
             // Others would take most of the time, if they take long.
             let are_quick = samples.iter().all(|(_, sample)| sample.least() < SLOW);

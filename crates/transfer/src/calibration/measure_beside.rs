@@ -25,6 +25,8 @@ const TURNS: usize = 2;
 /// for no kernel.
 const OVER_SINGLE: u32 = 3;
 const LONG_PIECE: usize = 128 << 10;
+/// How many times as long as the fastest way of a list one takes that is measured no further.
+const BEHIND: u32 = 3;
 /// Kernels by which it is found how long one takes.
 const KERNELS: u32 = 4;
 /// Kernels from which a list takes so long that it does not matter when in a kernel it begins.
@@ -145,6 +147,7 @@ impl Run<'_> {
         let pairs = pairs((src, dst), (count, length))?;
         let single =
             (length >= LONG_PIECE).then(|| self.single_copy(path, (count * length) as u64)).flatten();
+        let mut best = Duration::MAX;
         for turn in 0..TURNS {
             let spent = self.now().saturating_sub(begun);
             let is_doubtful = spent <= time && found.iter().any(|list| is_doubtful(list, single));
@@ -153,7 +156,7 @@ impl Run<'_> {
             }
             let mut unsupported = Vec::new();
             for list in &mut *found {
-                match self.turn(load, (&pairs, list.way), kernel) {
+                match self.turn(load, (&pairs, list.way), (kernel, best.saturating_mul(BEHIND))) {
                     Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
                         unsupported.push(list.way);
                     }
@@ -161,6 +164,7 @@ impl Run<'_> {
                     Err(Stop::Budget) if turn > 0 => break,
                     taken => {
                         let time = taken?.result(length as u64, kernel);
+                        best = best.min(time.median);
                         match list.times.last_mut().filter(|_| turn > 0) {
                             Some(first) if first.time.median <= time.median => {}
                             Some(first) => first.time = time,
@@ -189,35 +193,45 @@ impl Run<'_> {
         fitting.min().map(|(_, time)| time)
     }
 
-    /// Copies lists one after another from the end of a kernel until that of another one.
+    /// Copies lists one after another from the end of a kernel until that of another one; one that takes long, and at least as `hopeless`, once.
     fn turn(
         &self,
         load: &Load,
         (pairs, way): (&[(RawBuffer, RawBuffer)], ListWay),
-        kernel: Duration,
+        (kernel, hopeless): (Duration, Duration),
     ) -> Result<Taken, Stop> {
-        // As a program waits: that thread takes part in staging.
         let list = || {
             self.check()?;
-            let begun = self.now();
-            self.manager.copy_many(pairs).way(way).options(own_options()).wait().map_err(Error::from)?;
+            Ok::<_, Stop>(self.manager.copy_many(pairs).way(way).options(own_options()))
+        };
+        // As a program waits: that thread takes part in staging.
+        let waited = || {
+            let (list, begun) = (list()?, self.now());
+            list.wait().map_err(Error::from)?;
             Ok::<_, Stop>(self.now().saturating_sub(begun))
         };
-        // Until the kernel has ended that lists of another way delayed. The first of this way begins anywhere in a kernel, the next where such a
-        // list ends, as in a program that repeats them.
+        // Until the kernel has ended that lists of another way delayed. The first of this way only by looking at it again and again: work of others
+        // may hold it up for ever.
         let before = load.ran()?;
-        let first = list()?;
+        let (first, begun) = (list()?, self.now());
+        let first = first.submit();
+        self.poll_until(|| first.is_complete())?;
+        first.wait().map_err(Error::from)?;
+        let first = self.now().saturating_sub(begun);
         if first >= LONG * kernel {
+            let (before, list) = if first < hopeless { (load.ran()?, waited()?) } else { (before, first) };
             // The one that it delayed may not have ended yet.
             load.mean(self, 1)?;
-            return Ok(Taken { lists: vec![first], kernels: load.ran()?.since(before) });
+            return Ok(Taken { lists: vec![list], kernels: load.ran()?.since(before) });
         }
+        // From the second one on they begin where such a list ends within a kernel, as in a program that repeats them.
+        waited()?;
         while load.ran()?.kernels == before.kernels {
-            list()?;
+            waited()?;
         }
         let (before, mut lists) = (load.ran()?, Vec::new());
         while load.ran()?.kernels == before.kernels {
-            lists.push(list()?);
+            lists.push(waited()?);
         }
         Ok(Taken { lists, kernels: load.ran()?.since(before) })
     }
