@@ -11,7 +11,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, Error, ErrorKind, Fence, QueueLease, Result, StreamPriority, WorkloadType};
+use transload_core::{
+    Backend, DeviceId, Error, ErrorKind, Fence, QueueLease, Result, StreamPriority, WorkloadType,
+};
 
 use super::measure::{Run, Stop};
 
@@ -42,16 +44,27 @@ pub(super) fn await_idle(run: &Run<'_>, device: DeviceId, kernel: Duration) -> R
     Ok(end.wait()?)
 }
 
-/// Kernels one after another, until it is dropped. A thread of its own waits for each and enqueues the next, as that of a program that computes does.
+/// Kernels one after another, until it is dropped.
 pub(super) struct Load {
     shared: Arc<Shared>,
+    /// Waits for each kernel and enqueues the next, as that of a program that computes does. `None` where time is virtual, which a thread
+    /// that waits would advance: there the kernels go on while somebody asks what ran.
     thread: Option<JoinHandle<()>>,
     kernel: Duration,
 }
 
 struct Shared {
     is_over: AtomicBool,
+    feeder: Mutex<Feeder>,
     ran: Mutex<Result<Ran>>,
+}
+
+/// Kernels in flight, oldest first.
+struct Feeder {
+    backend: Arc<dyn Backend>,
+    queue: QueueLease,
+    kernel: Duration,
+    in_flight: VecDeque<Fence>,
 }
 
 /// Kernels that ended.
@@ -78,23 +91,18 @@ impl Load {
     pub(super) fn new(run: &Run<'_>, device: DeviceId, kernel: Duration) -> Result<Self> {
         let backend = run.manager.backend(device)?;
         let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Compute)?;
-        let attached = backend.attach_thread();
-        let first = queue.occupy(kernel)?;
-        drop(attached);
+        let mut feeder = Feeder { backend, queue, kernel, in_flight: VecDeque::new() };
+        feeder.feed()?;
         let (is_over, ran) = (AtomicBool::new(false), Mutex::new(Ok(Ran::default())));
-        let shared = Arc::new(Shared { is_over, ran });
+        let shared = Arc::new(Shared { is_over, feeder: Mutex::new(feeder), ran });
         let its = Arc::clone(&shared);
-        let feed = move || {
-            let _attached = backend.attach_thread();
-            if let Err(error) = its.feed(&queue, kernel, first) {
-                *its.ran.lock() = Err(error);
-            }
-        };
-        let spawned = thread::Builder::new().name("transload-load".to_owned()).spawn(feed);
-        let thread = spawned.map_err(|error| {
-            Error::caused_by(ErrorKind::Unsupported, "no thread for kernels beside lists", error)
+        let is_virtual = run.calibration.simulated;
+        let spawn =
+            || thread::Builder::new().name("transload-load".to_owned()).spawn(move || its.keep_running());
+        let thread = (!is_virtual).then(spawn).transpose().map_err(|error| {
+            Error::caused_by(ErrorKind::OutOfMemory, "no thread for kernels beside lists", error)
         })?;
-        Ok(Self { shared, thread: Some(thread), kernel })
+        Ok(Self { shared, thread, kernel })
     }
 
     /// Returns the kernels that ended.
@@ -102,6 +110,13 @@ impl Load {
     /// # Errors
     /// The queue's; that of a kernel that failed.
     pub(super) fn ran(&self) -> Result<Ran> {
+        if self.thread.is_none() {
+            let mut feeder = self.shared.feeder.lock();
+            while let Some(oldest) = feeder.in_flight.pop_front_if(|oldest| oldest.is_complete()) {
+                self.shared.count(&oldest)?;
+            }
+            feeder.feed()?;
+        }
         self.shared.ran.lock().clone()
     }
 
@@ -111,29 +126,49 @@ impl Load {
     /// As [`ran`](Self::ran); that the time is spent.
     pub(super) fn mean(&self, run: &Run<'_>, kernels: u32) -> Result<Duration, Stop> {
         let before = self.ran()?;
-        let since = || self.ran().map(|ran| ran.since(before));
-        run.poll_until(|| since().is_ok_and(|ran| ran.kernels >= kernels.max(1)) || since().is_err())?;
-        let ran = since()?;
+        let mut since = Ok(Ran::default());
+        run.poll_until(|| {
+            since = self.ran().map(|ran| ran.since(before));
+            since.as_ref().map_or(true, |ran| ran.kernels >= kernels.max(1))
+        })?;
+        let ran = since?;
         Ok(ran.time / ran.kernels.max(1))
     }
 }
 
-impl Shared {
-    /// Keeps some kernels in flight.
-    fn feed(&self, queue: &QueueLease, kernel: Duration, first: Fence) -> Result<()> {
-        let mut in_flight = VecDeque::from([first]);
-        while let Some(oldest) = in_flight.pop_front() {
-            while !self.is_over.load(Ordering::Relaxed) && in_flight.len() + 1 < IN_FLIGHT as usize {
-                in_flight.push_back(queue.occupy(kernel)?);
-            }
-            oldest.wait()?;
-            let time = oldest.timeline().take_duration(oldest.point())?.unwrap_or_default();
-            if let Ok(ran) = &mut *self.ran.lock() {
-                ran.kernels += 1;
-                ran.time += time;
-            }
+impl Feeder {
+    fn feed(&mut self) -> Result<()> {
+        let _attached = self.backend.attach_thread();
+        while self.in_flight.len() < IN_FLIGHT as usize {
+            self.in_flight.push_back(self.queue.occupy(self.kernel)?);
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    /// Waits for a kernel, and counts it.
+    fn count(&self, kernel: &Fence) -> Result<()> {
+        kernel.wait()?;
+        let time = kernel.timeline().take_duration(kernel.point())?.unwrap_or_default();
+        if let Ok(ran) = &mut *self.ran.lock() {
+            ran.kernels = ran.kernels.saturating_add(1);
+            ran.time = ran.time.saturating_add(time);
+        }
+        Ok(())
+    }
+
+    fn keep_running(&self) {
+        let mut feeder = self.feeder.lock();
+        let _attached = feeder.backend.attach_thread();
+        while let Some(oldest) = feeder.in_flight.pop_front() {
+            let is_over = self.is_over.load(Ordering::Relaxed);
+            let counted = self.count(&oldest);
+            if let Err(error) = counted.and_then(|()| if is_over { Ok(()) } else { feeder.feed() }) {
+                *self.ran.lock() = Err(error);
+                break;
+            }
+        }
     }
 }
 
@@ -142,13 +177,13 @@ impl Drop for Load {
     /// access no memory.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        let Some(thread) = self.thread.take() else { return };
+        let is_idle = || match &self.thread {
+            Some(thread) => thread.is_finished(),
+            None => self.shared.feeder.lock().in_flight.iter().all(Fence::is_complete),
+        };
         let (begun, most) = (Instant::now(), GRACE + 2 * IN_FLIGHT * self.kernel);
-        while !thread.is_finished() && begun.elapsed() < most {
+        while !is_idle() && begun.elapsed() < most {
             thread::yield_now();
-        }
-        if thread.is_finished() {
-            let _ = thread.join();
         }
     }
 }

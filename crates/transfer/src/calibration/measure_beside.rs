@@ -215,7 +215,10 @@ impl Run<'_> {
         let before = load.ran()?;
         let (first, begun) = (list()?, self.now());
         let first = first.submit();
-        self.poll_until(|| first.is_complete())?;
+        self.poll_until(|| {
+            let _feeds = load.ran();
+            first.is_complete()
+        })?;
         first.wait().map_err(Error::from)?;
         let first = self.now().saturating_sub(begun);
         if first >= LONG * kernel {
